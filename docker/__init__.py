@@ -1,0 +1,1 @@
+"""Build scripts: the environment, the Horovod wheel, and later the images."""

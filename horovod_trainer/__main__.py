@@ -1,0 +1,5 @@
+"""`python -m horovod_trainer`."""
+
+from horovod_trainer.cli import main
+
+main()

@@ -1,0 +1,262 @@
+"""The command line: data on stdout, prose and progress on stderr, one exit code per kind of error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from horovod_trainer.errors import ExitCode, InvalidInput, NotFound, Problem, TrainerError
+
+if TYPE_CHECKING:
+    from horovod_trainer.comm.base import Communicator
+    from horovod_trainer.config import Config
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+ConfigFiles = Annotated[
+    list[Path], typer.Option("--config", "-c", help="YAML file; later files win over earlier ones.", default_factory=list)
+]
+Overrides = Annotated[
+    list[str], typer.Option("--set", "-s", help="section.key=value, wins over files.", default_factory=list)
+]
+Output = Annotated[str, typer.Option("--output", "-o", help="text or json.")]
+
+FIRST_ERROR_SECONDS = 1.0  # a rank that fails because another did lets the other speak first
+
+
+@app.callback()
+def _root() -> None:
+    """Train a GraphSAGE link predictor, data-parallel with Horovod."""
+
+
+@app.command()
+def prepare(config: ConfigFiles, override: Overrides, output: Output = "text") -> None:
+    """Turn the configured source into a verified store; does nothing when it is there already."""
+    want_output(output)
+    from horovod_trainer import console
+    from horovod_trainer.config import load_config
+    from horovod_trainer.data.prepare import prepare_store
+    from horovod_trainer.data.store import open_store
+
+    console.setup_logging()
+    path = prepare_store(load_config(config, override).data, console.stage_progress)
+    store = open_store(path)
+    for sentence in store.manifest.get("warnings", []):
+        console.get_logger().warning("%s", sentence)
+    show(output, f"{store.manifest['name']} at {path}", store.manifest["counts"], {"store": str(path)})
+
+
+@app.command()
+def verify(store: Annotated[Path, typer.Argument(help="Folder that `prepare` made.")], output: Output = "text") -> None:
+    """Recompute every digest of a store and name each file that is damaged."""
+    want_output(output)
+    from horovod_trainer.data.store import open_store, verify_store
+
+    problems = verify_store(store)
+    if problems:
+        raise InvalidInput(problems)
+    manifest = open_store(store).manifest
+    show(output, f"{store}: every file is what prepare wrote", {"files": len(manifest["arrays"])}, {"ok": True})
+
+
+@app.command()
+def train(config: ConfigFiles, override: Overrides, output: Output = "text") -> None:
+    """Train on a prepared store; under horovodrun or mpirun on all its ranks."""
+    want_output(output)
+    from horovod_trainer import console
+    from horovod_trainer.comm.backends import open_communicator
+    from horovod_trainer.config import load_config
+    from horovod_trainer.data.store import open_store
+
+    settings = load_config(config, override)
+    console.setup_logging(launcher_rank())
+    store = open_store(Path(settings.data.store))  # before Horovod starts: what is missing is said at once
+    comm = open_communicator(settings.train.communicator)
+    threads = set_threads(settings, comm)
+    from horovod_trainer.run import Run
+    from horovod_trainer.train import Trainer
+
+    run = Run.start(Path(settings.output.dir), comm, settings)
+    trainer = Trainer(settings, store, comm, run.telemetry, threads)
+    result = trainer.run()
+    if comm.rank == 0:
+        plot = run.finish(trainer.model, result)
+        rows = {f"{split} {name}": value for split in ("valid", "test") for name, value in result[split].items()}
+        shown = {"best epoch": result["best_epoch"], "steps": result["steps"], "seconds": round(result["seconds"], 1)}
+        title = f"{result['data']['name']}, {comm.size} ranks, validation edges at test time: " + (
+            "in the graph" if settings.evaluate.use_valid_edges else "not in the graph"
+        )
+        show(output, title, rows | shown, result, f"ended: {result['ended']}", closing(result, plot))
+    comm.close()
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run folder of an earlier `train`.")],
+    override: Overrides,
+    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    output: Output = "text",
+) -> None:
+    """Score a split with the weights of a run: every query, full graph; on several ranks when launched so."""
+    want_output(output)
+    if split not in ("valid", "test"):
+        raise InvalidInput(Problem("--split", "is valid or test", split))
+    from horovod_trainer import console
+    from horovod_trainer.assemble import build_evaluators, check_store
+    from horovod_trainer.comm.backends import open_communicator
+    from horovod_trainer.data.store import open_store
+    from horovod_trainer.run import load_model, load_run_config
+
+    console.setup_logging(launcher_rank())
+    settings = load_run_config(run, override)
+    store = open_store(Path(settings.data.store))
+    check_store(settings, store)
+    comm = open_communicator(settings.train.communicator)
+    evaluators = build_evaluators(settings, store, comm, set_threads(settings, comm))
+    model = load_model(run, settings, evaluators[split].features.width)
+    result = evaluators[split].run(model, store.held_out(split))  # type: ignore[arg-type]  # checked above
+    if comm.rank == 0:
+        edges = "in" if settings.evaluate.use_valid_edges else "not in"
+        show(output, f"{run}, {split}; validation edges {edges} the test graph", result, {"split": split} | result)
+    comm.close()
+
+
+@app.command("config")
+def show_config(config: ConfigFiles, override: Overrides, output: Output = "text") -> None:
+    """Print the configuration as it will be used: defaults, files and overrides, validated."""
+    want_output(output)
+    import json
+
+    from horovod_trainer.config import load_config
+    from horovod_trainer.documents import dump_yaml
+
+    data = load_config(config, override).model_dump(mode="json")
+    typer.echo(json.dumps(data, indent=2) if output == "json" else dump_yaml(data).rstrip())
+
+
+@app.command()
+def check(output: Output = "text") -> None:
+    """Show what this machine and build can do, each fact ok or not with its fix."""
+    want_output(output)
+    from dataclasses import asdict
+
+    from horovod_trainer import console
+    from horovod_trainer.environment import collect_facts
+
+    facts = collect_facts()
+    if output == "json":
+        print_json({"ok": all(fact.ok for fact in facts), "checks": [asdict(fact) for fact in facts]})
+    else:
+        rows = [(fact.name, fact.value, "ok" if fact.ok else "NOT OK", fact.fix or "") for fact in facts]
+        console.table("This machine and build", ["fact", "value", "", "fix"], rows)
+    if not all(fact.ok for fact in facts):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def launcher_rank() -> int:
+    """Return this process's rank as its launcher says; 0 outside one."""
+    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), 0)
+
+
+def set_threads(settings: Config, comm: Communicator) -> int:
+    """Give this rank its share of the cores it may use, in torch, OpenMP and numba alike; return it."""
+    import torch
+
+    from horovod_trainer.cores import usable_cores
+    from horovod_trainer.jit import set_threads as set_kernel_threads
+
+    threads = settings.train.threads or max(1, int(usable_cores() / comm.local_size))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    set_kernel_threads(threads)
+    return threads
+
+
+def want_output(output: str) -> None:
+    """Raise InvalidInput unless `output` is one of the two forms."""
+    if output not in ("text", "json"):
+        raise InvalidInput(Problem("--output", "is text or json", output))
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document."""
+    import json
+
+    typer.echo(json.dumps(document, indent=2, sort_keys=True))
+
+
+def show(output: str, title: str, rows: dict[str, Any], document: dict[str, Any], *closing_lines: str) -> None:
+    """Print rows as a table with closing lines below it, or as one JSON document."""
+    if output == "json":
+        print_json(rows | document)
+        return
+    from horovod_trainer import console
+
+    console.table(title, ["", ""], [(name, _readable(value)) for name, value in rows.items()])
+    for line in closing_lines:
+        typer.echo(line)
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def closing(result: dict[str, Any], plot: Path) -> str:
+    """Return the last line of a training run: the test figure and where the curves are."""
+    name, value = next((key, value) for key, value in result["test"].items() if key in ("mrr", "auc"))
+    return f"test {name.upper()} {value:.4f}   curves: {plot}"
+
+
+def main() -> None:
+    """Run the command line; every error ends as one line each and its exit code, never as a traceback."""
+    import click
+
+    try:
+        code = app(standalone_mode=False)
+        leave(code if isinstance(code, int) else ExitCode.OK)
+    except click.exceptions.Exit as ending:
+        leave(ending.exit_code)
+    except click.ClickException as failure:
+        failure.show()
+        leave(ExitCode.INVALID)
+    except (KeyboardInterrupt, click.Abort):
+        leave(ExitCode.INTERRUPTED)
+    except TrainerError as failure:
+        report(failure)
+        leave(failure.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave(ExitCode.FAILED)
+    except OSError as failure:
+        kind = NotFound if isinstance(failure, FileNotFoundError) else TrainerError
+        error = kind(Problem(str(failure.filename or "input or output"), failure.strerror or str(failure)))
+        report(error)
+        leave(error.exit_code)
+
+
+def report(error: TrainerError) -> None:
+    """Print an error's problems, one line each; one that all ranks share is printed by rank 0 alone."""
+    from horovod_trainer import console
+
+    if error.agreed and launcher_rank() != 0:
+        return
+    if type(error).__name__ == "CommunicationFailed":
+        time.sleep(FIRST_ERROR_SECONDS)
+    console.print_error(error)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; under a launcher at once, so that a failed rank takes the job down instead of waiting for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code != ExitCode.OK and any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")):
+        os._exit(code)
+    sys.exit(code)

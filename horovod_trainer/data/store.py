@@ -1,0 +1,262 @@
+"""The graph store: a folder of memory-mapped arrays and a manifest that vouches for each; open, verify, write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_KEYS = ("format", "name", "directed", "source", "config", "counts", "cleanup", "checks", "warnings", "arrays", "digest")
+_REQUIRED = (
+    "indptr", "indices", "train_indptr", "train_source", "train_target", "features", "neighbour_sum",
+    "valid_edge", "test_edge",
+)  # fmt: skip
+_OPTIONAL = ("neighbour_max", "year", "valid_negatives", "test_negatives", "valid_pool", "test_pool")
+_BLOCK = 1 << 22  # bytes read, written or hashed at a time
+
+SplitName = Literal["valid", "test"]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Edges kept out of training: edge [Q, 2], with negative tails [Q, K] per edge, or one shared pool [P, 2] of pairs."""
+
+    edge: NDArray[np.int32]
+    negatives: NDArray[np.int32] | None = None
+    pool: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open store; every array is read-only and memory-mapped, so that the ranks of a node share one copy.
+
+    indptr int64 [N+1], indices int32 [M]: the symmetric message-passing graph. train_indptr int64 [N+1], train_source and
+    train_target int32 [E]: the seeds. features float32|float16 [N, F], neighbour_sum and neighbour_max float32 [N, F],
+    year int32 [N].
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    num_nodes: int
+    directed: bool
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    train_indptr: NDArray[np.int64]
+    train_source: NDArray[np.int32]
+    train_target: NDArray[np.int32]
+    features: NDArray[Any]
+    neighbour_sum: NDArray[np.float32]
+    neighbour_max: NDArray[np.float32] | None
+    year: NDArray[np.int32] | None
+    _held_out: dict[str, HeldOut]
+
+    def held_out(self, split: SplitName) -> HeldOut:
+        """Return the held-out edges of a split."""
+        return self._held_out[split]
+
+
+def open_store(path: Path) -> Store:
+    """Return the store in folder `path` after checking every file's size, dtype and shape against the manifest.
+
+    Raises NotFound without a store, InvalidInput naming every file that is missing or not what the manifest says.
+    """
+    manifest = read_manifest(path)
+    arrays: dict[str, NDArray[Any]] = {}
+    problems: list[Problem] = []
+    for file, entry in manifest["arrays"].items():
+        array = _open_array(path / file, entry)
+        if isinstance(array, Problem):
+            problems.append(array)
+        else:
+            arrays[file.removesuffix(".npy")] = array
+    known = manifest["arrays"]
+    problems += [
+        Problem(str(path / MANIFEST), f"lists no {name}.npy") for name in _REQUIRED if f"{name}.npy" not in known
+    ]
+    if problems:
+        raise InvalidInput(problems)
+    held_out = {
+        split: HeldOut(arrays[f"{split}_edge"], arrays.get(f"{split}_negatives"), arrays.get(f"{split}_pool"))
+        for split in ("valid", "test")
+    }
+    main = {name: arrays[name] for name in _REQUIRED if not name.endswith("_edge")}
+    return Store(
+        path=path, manifest=manifest, num_nodes=len(arrays["indptr"]) - 1, directed=manifest["directed"], **main,
+        neighbour_max=arrays.get("neighbour_max"), year=arrays.get("year"), _held_out=held_out,
+    )  # fmt: skip
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the store in `path`; raises NotFound when there is none, InvalidInput when it is damaged."""
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        hint = f"no store here; make it with `python -m horovod_trainer prepare -s data.store={path}`"
+        raise NotFound(Problem(str(path), hint)) from None
+    except ValueError as failure:
+        raise InvalidInput(Problem(str(file), f"damaged: {failure}")) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise InvalidInput(Problem(str(file), f"not a store of format {FORMAT}; prepare it again", got))
+    missing = [key for key in _KEYS if key not in manifest]
+    if missing:
+        raise InvalidInput(Problem(str(file), f"damaged: lacks {', '.join(missing)}"))
+    return manifest
+
+
+def _open_array(file: Path, entry: Mapping[str, Any]) -> NDArray[Any] | Problem:
+    """Return the mapped array, or what is wrong with the file at a glance."""
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        return Problem(str(file), "missing; prepare the store again")
+    if size != entry["bytes"]:
+        kind = "truncated" if size < entry["bytes"] else "too long"
+        return Problem(str(file), f"{kind}: the manifest says {entry['bytes']} bytes", size)
+    try:
+        mapped = np.load(file, mmap_mode="r" if np.prod(entry["shape"]) else None, allow_pickle=False)
+    except (ValueError, EOFError) as failure:
+        return Problem(str(file), f"damaged: {failure}")
+    array: NDArray[Any] = np.asarray(mapped)  # a plain view: indexing a memmap object makes memmap objects
+    if list(array.shape) != entry["shape"] or array.dtype.str != entry["dtype"]:
+        message = f"the manifest says {entry['dtype']} {entry['shape']}; swapped with another file?"
+        return Problem(str(file), message, f"{array.dtype.str} {list(array.shape)}")
+    return array
+
+
+def verify_store(path: Path, progress: Callable[[str, int, int], None] | None = None) -> list[Problem]:
+    """Return what is wrong after reading every byte: files missing, truncated, swapped or changed, an altered manifest.
+
+    Raises NotFound or InvalidInput only where the manifest itself cannot be read.
+    """
+    manifest = read_manifest(path)
+    arrays: dict[str, dict[str, Any]] = manifest["arrays"]
+    owner = {entry["sha256"]: file for file, entry in arrays.items()}
+    found: list[Problem] = []
+    for number, (file, entry) in enumerate(sorted(arrays.items())):
+        where = path / file
+        glance = _open_array(where, entry)
+        digest = file_sha256(where) if where.is_file() else None
+        if digest != entry["sha256"] and owner.get(digest or "") not in (None, file):
+            found.append(Problem(str(where), f"swapped: it holds what belongs in {owner[digest or '']}"))
+        elif isinstance(glance, Problem):
+            found.append(glance)
+        elif digest != entry["sha256"]:
+            found.append(Problem(str(where), "damaged: its content is not what the manifest recorded", digest))
+        if progress:
+            progress("verify", number + 1, len(arrays))
+    if _store_digest(arrays) != manifest["digest"]:
+        found.append(Problem(str(path / MANIFEST), "altered: its digest is not that of its array entries"))
+    return found
+
+
+def file_sha256(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _store_digest(arrays: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = "".join(f"{entry['sha256']}  {file}\n" for file, entry in sorted(arrays.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+class StoreWriter:
+    """Builds a store in a folder beside its place; `commit` moves it there whole, and leaving without commit removes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._names: list[str] = []
+
+    def __enter__(self) -> Self:
+        if self.path.exists() and not is_replaceable(self.path):
+            raise Conflict(Problem(str(self.path), "exists and is not a store; name another folder in data.store"))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)  # after a commit it is no longer there
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a writable array that is the file `name`.npy, to be filled in blocks."""
+        if name not in _REQUIRED + _OPTIONAL:
+            raise ValueError(f"a store holds no array {name}")
+        self._names.append(name)
+        file = self._folder / f"{name}.npy"
+        if 0 in shape:  # nothing to map
+            empty = np.zeros(shape, dtype)
+            np.save(file, empty, allow_pickle=False)
+            return empty
+        return np.asarray(np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape))
+
+    def put(self, name: str, array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+        """Write `array` converted to `dtype`, block by block; return the mapped result."""
+        out = self.allocate(name, array.shape, dtype)
+        rows = max(1, _BLOCK // max(1, array[:1].nbytes))
+        for first in range(0, len(array), rows):
+            out[first : first + rows] = array[first : first + rows]
+        return out
+
+    def commit(self, manifest: Mapping[str, Any], progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Flush, digest, write the manifest last and move the folder into place, replacing an older store."""
+        arrays = {}
+        for number, name in enumerate(sorted(self._names)):
+            file = self._folder / f"{name}.npy"
+            _fsync(file)
+            array = np.load(file, mmap_mode="r" if file.stat().st_size > 128 else None, allow_pickle=False)
+            arrays[file.name] = {
+                "shape": list(array.shape), "dtype": array.dtype.str,
+                "bytes": file.stat().st_size, "sha256": file_sha256(file),
+            }  # fmt: skip
+            if progress:
+                progress("digest", number + 1, len(self._names))
+        document = {"format": FORMAT, **manifest, "arrays": arrays, "digest": _store_digest(arrays)}
+        last = self._folder / MANIFEST
+        last.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
+        _fsync(last)
+        _fsync(self._folder)
+        self._folder.chmod(0o755)  # mkdtemp's folders are private
+        self._replace()
+
+    def _replace(self) -> None:
+        """Move the finished folder into place; a folder cannot be renamed over a full one, so the old one steps aside."""
+        if not self.path.exists():
+            os.rename(self._folder, self.path)
+        else:
+            old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent))
+            os.rename(self.path, old / "old")
+            os.rename(self._folder, self.path)
+            shutil.rmtree(old)
+        _fsync(self.path.parent)
+
+
+def is_replaceable(path: Path) -> bool:
+    """Return whether a store may be written over `path`: only over a store or an empty folder."""
+    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def _fsync(path: Path) -> None:
+    """Force a file or folder to disk; dirty pages of its mappings included."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

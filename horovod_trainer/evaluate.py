@@ -1,0 +1,164 @@
+"""The OGB protocol on any number of ranks: queries in blocks of a fixed grid, every score by one kernel, ranks gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from horovod_trainer import metrics
+from horovod_trainer.comm.base import Communicator
+from horovod_trainer.config import EvaluateSection
+from horovod_trainer.counters import Stream, derive_key, permutation
+from horovod_trainer.data.gather import Features
+from horovod_trainer.data.sampler import Graph
+from horovod_trainer.data.store import HeldOut
+from horovod_trainer.inference import Matrix, embed, one_thread_per_block
+from horovod_trainer.model import DotDecoder, Dropout, LinkPredictor
+
+QUERIES_PER_BLOCK = 8  # 8 x 1,001 candidates x 256 floats are 8 MB for the MLP decoder: one block stays in cache
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """What scoring needs besides a model: the message-passing graph, its inputs, and who shares the work."""
+
+    graph: Graph
+    features: Features
+    comm: Communicator
+    config: EvaluateSection
+    stored_first_hop: bool
+    threads: int
+
+    def run(
+        self,
+        model: LinkPredictor,
+        held_out: HeldOut,
+        *,
+        queries: int | None = None,
+        seed: int = 0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, float]:
+        """Return the metrics of a split, equal on every rank and for every number of ranks.
+
+        queries: score only that many, a subset fixed by `seed`; None scores all.
+        """
+        was_training = model.training
+        model.eval()
+        h = embed(
+            model.encoder, self.graph, self.features, self.comm, stored_first_hop=self.stored_first_hop,
+            node_block=self.config.node_block, threads=self.threads, progress=progress,
+        )  # fmt: skip
+        result = self.score(model, h, subset(held_out, queries, seed))
+        model.train(was_training)
+        return result
+
+    def score(self, model: LinkPredictor, h: Matrix, held_out: HeldOut) -> dict[str, float]:
+        """Return the metrics of held-out edges from embeddings h [N, D]."""
+        edge = np.asarray(held_out.edge)
+        if held_out.negatives is not None:
+            scores = self._shares(
+                len(edge),
+                lambda first, last: score_candidates(
+                    model, h, edge[first:last, 0], candidates(edge[first:last, 1], held_out.negatives[first:last])
+                ),
+            )
+            return ranking(scores, self.config.hits)
+        if held_out.pool is None:
+            raise ValueError("held-out edges come with negatives per query or with one shared pool")
+        pool = np.asarray(held_out.pool)
+        both = np.concatenate([edge, pool])
+        flat = self._shares(
+            len(both),
+            lambda first, last: score_candidates(model, h, both[first:last, 0], both[first:last, 1:]),
+            per_block=QUERIES_PER_BLOCK * 1000,
+        )[:, 0]
+        return pooled(flat[: len(edge)], flat[len(edge) :], self.config.hits_pooled)
+
+    def _shares(
+        self, total: int, score: Callable[[int, int], Matrix], per_block: int = QUERIES_PER_BLOCK
+    ) -> Matrix:
+        """Return score(first, last) over the fixed grid of all queries, each block by one rank, gathered in order."""
+        grid = [(first, min(first + per_block, total)) for first in range(0, total, per_block)]
+        mine = grid[self.comm.rank :: self.comm.size]
+        with one_thread_per_block(self.threads) as pool:
+            parts = list(pool.map(lambda block: score(*block), mine))
+        return _in_grid_order(self.comm, grid, parts)
+
+
+def _in_grid_order(comm: Communicator, grid: list[tuple[int, int]], parts: list[Matrix]) -> Matrix:
+    width = parts[0].shape[1] if parts else 0
+    widths = comm.allreduce_(torch.tensor([width], dtype=torch.int64), "max")
+    width = int(widths[0])
+    own = np.concatenate(parts) if parts else np.zeros((0, width), np.float32)
+    gathered = [part.numpy() for part in comm.allgather(torch.from_numpy(own))]
+    out = np.empty((grid[-1][1] if grid else 0, width), np.float32)
+    taken = [0] * comm.size
+    for number, (first, last) in enumerate(grid):
+        rank = number % comm.size
+        out[first:last] = gathered[rank][taken[rank] : taken[rank] + last - first]
+        taken[rank] += last - first
+    return out
+
+
+def subset(held_out: HeldOut, queries: int | None, seed: int) -> HeldOut:
+    """Return `queries` of the held-out edges with their negatives, the same for the same seed; all when None or fewer."""
+    if queries is None or queries >= len(held_out.edge):
+        return held_out
+    chosen = np.sort(permutation(derive_key(seed, Stream.VALIDATION_SUBSET), len(held_out.edge), 0, queries))
+    negatives = held_out.negatives[chosen] if held_out.negatives is not None else None
+    return HeldOut(edge=held_out.edge[chosen], negatives=negatives, pool=held_out.pool)
+
+
+def candidates(target: NDArray[Any], negatives: NDArray[Any]) -> NDArray[np.int64]:
+    """Return [Q, 1 + K] tails, the true one first."""
+    return np.concatenate([target[:, None], negatives], axis=1).astype(np.int64)
+
+
+def score_candidates(model: LinkPredictor, h: Matrix, source: NDArray[Any], tails: NDArray[Any]) -> Matrix:
+    """Return float32 [Q, C] scores of every source [Q] with its tails [Q, C], positives and negatives in one call."""
+    out = np.empty(tails.shape, np.float32)
+    if isinstance(model.decoder, DotDecoder):
+        _dot_scores(h, source.astype(np.int64), tails.astype(np.int64), out)
+        return out
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        a = torch.from_numpy(h[source]).to(device)[:, None, :]
+        b = torch.from_numpy(h[tails.ravel()]).to(device).view(*tails.shape, -1)
+        out[:] = model.decoder(a, b, Dropout(0, active=False)).cpu().numpy()
+    return out
+
+
+# reassociation lets the sum use vector lanes; positives and negatives run the same instructions, so equal rows still tie
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]  # no types
+def _dot_scores(h: Any, source: Any, tails: Any, out: Any) -> None:
+    for q in range(tails.shape[0]):
+        a = h[source[q]]
+        for c in range(tails.shape[1]):
+            b = h[tails[q, c]]
+            total = np.float32(0)
+            for f in range(a.shape[0]):
+                total += a[f] * b[f]
+            out[q, c] = total
+
+
+def ranking(scores: Matrix, hits: tuple[int, ...]) -> dict[str, float]:
+    """Return MRR, mean rank, AUC and hits@k per query of scores [Q, 1 + K], the positive first."""
+    ranks = metrics.ranks(scores)
+    result = {
+        "mrr": metrics.mrr(ranks),
+        "mean_rank": metrics.mean_rank(ranks),
+        "auc": metrics.auc(ranks, scores.shape[1] - 1),
+    }
+    return result | {f"hits@{k}": metrics.hits(ranks, k) for k in hits}
+
+
+def pooled(pos: NDArray[np.float32], neg: NDArray[np.float32], hits: tuple[int, ...]) -> dict[str, float]:
+    """Return AUC and hits@k_pooled of positives against one shared pool (ogbl-collab, ogbl-ppa)."""
+    result = {"auc": metrics.pooled_auc(pos, neg)}
+    return result | {f"hits@{k}_pooled": metrics.hits_pooled(pos, neg, k) for k in hits}

@@ -1,0 +1,88 @@
+"""The optimizer and everything that happens between the backward and the step: one flat allreduce, agreement, clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from horovod_trainer.comm.base import Communicator
+from horovod_trainer.config import OptimSection
+from horovod_trainer.errors import Diverged
+
+
+class FlatGradients:
+    """All gradients as views into one float32 buffer, with `sums` more scalars behind them that travel along.
+
+    One collective a step moves the gradients and the step's (sum, count) metrics; nothing depends on the order in which
+    a backward finishes, and a rank that ran no backward at all sends zeros.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], sums: int) -> None:
+        self.parameters = list(parameters)
+        total = sum(parameter.numel() for parameter in self.parameters)
+        self.buffer = torch.zeros(total + sums, device=self.parameters[0].device)
+        self.gradients, self.sums = self.buffer[:total], self.buffer[total:]
+        offset = 0
+        for parameter in self.parameters:
+            end = offset + parameter.numel()
+            parameter.grad = self.buffer[offset:end].view_as(parameter)
+            offset = end
+
+    def zero(self) -> None:
+        """Clear gradients and sums."""
+        self.buffer.zero_()
+
+    def reduce(self, comm: Communicator) -> list[float]:
+        """Sum gradients and sums over all ranks, in place; return the reduced sums."""
+        comm.allreduce_(self.buffer)
+        return [float(value) for value in self.sums]
+
+    def agree_finite(self, where: str) -> float:
+        """Return the norm of the reduced gradient; raises Diverged, on all ranks alike, when anything is not finite.
+
+        Judged after the reduction, where all ranks hold the same numbers, so no further collective is needed.
+        """
+        norm = float(torch.linalg.vector_norm(self.gradients))
+        bad = [float(value) for value in self.sums if not math.isfinite(float(value))]
+        if math.isfinite(norm) and not bad:
+            return norm
+        what = "loss" if bad else "gradient"
+        advice = "lower optim.lr or set optim.clip_norm"
+        raise Diverged(f"{where}: the {what} is not finite on at least one rank; {advice}", agreed=True)
+
+    def clip(self, norm: float, limit: float | None) -> None:
+        """Scale the gradient down to the norm `limit`."""
+        if limit is not None and norm > limit:
+            self.gradients.mul_(limit / norm)
+
+
+def build_optimizer(config: OptimSection, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return Adam or AdamW over the parameters."""
+    kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+
+
+def learning_rate(config: OptimSection, step: int, total_steps: int, micro_batches: int) -> float:
+    """Return the learning rate of global step `step` (from 0) of `total_steps`.
+
+    Linear warm-up over warmup_steps, then constant, or linear or half-cosine decay to 0 at total_steps. scale_lr
+    multiplies by G (Goyal et al. 2017) or sqrt(G), where G is the micro-batches in a step: the ratio of the global batch
+    to the one that optim.lr was chosen for.
+    """
+    base = config.lr * {"none": 1.0, "linear": float(micro_batches), "sqrt": math.sqrt(micro_batches)}[config.scale_lr]
+    if step < config.warmup_steps:
+        return base * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    progress = min(1.0, progress)
+    if config.schedule == "linear":
+        return base * (1.0 - progress)
+    return base * 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else base
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every parameter group this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr

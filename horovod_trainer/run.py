@@ -1,0 +1,97 @@
+"""A run folder: config.yaml, metrics.jsonl, result.json, model.safetensors, curves.png; earlier runs are kept aside."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from horovod_trainer.assemble import build_model
+from horovod_trainer.comm.base import Communicator
+from horovod_trainer.config import Config, load_config
+from horovod_trainer.documents import dump_yaml, write_atomic
+from horovod_trainer.errors import InvalidInput, NotFound, Problem
+from horovod_trainer.model import LinkPredictor
+from horovod_trainer.plots import plot_run
+from horovod_trainer.telemetry import Telemetry, read_metrics
+
+WEIGHTS, CONFIG, RESULT, METRICS, PLOT = "model.safetensors", "config.yaml", "result.json", "metrics.jsonl", "curves.png"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of the run in progress; only rank 0 writes in it."""
+
+    folder: Path
+    telemetry: Telemetry
+
+    @classmethod
+    def start(cls, folder: Path, comm: Communicator, config: Config) -> Run:
+        """Make the folder; one that holds an earlier run is first renamed to folder.1, folder.2, ..."""
+        data = config.model_dump(mode="json")
+        if comm.rank == 0:
+            keep_earlier(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / CONFIG, dump_yaml(data))
+        return cls(folder, Telemetry(folder, comm.rank, data, config.output.tensorboard))
+
+    def finish(self, model: LinkPredictor, result: dict[str, Any]) -> Path:
+        """Write weights, plot and, last, the result; return the plot's path."""
+        from safetensors.torch import save
+
+        self.telemetry.close()
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        write_atomic(self.folder / WEIGHTS, save(weights, {"format": "horovod_trainer 1"}))
+        plot_run(read_metrics(self.folder / METRICS), self.folder / PLOT)
+        write_atomic(self.folder / RESULT, json.dumps(result, indent=2, sort_keys=True) + "\n")
+        return self.folder / PLOT
+
+
+def keep_earlier(folder: Path) -> None:
+    """Rename a folder that holds a run, so that a new run never overwrites its results."""
+    if not (folder / CONFIG).exists():
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    os.rename(folder, aside)
+
+
+def load_run_config(folder: Path, overrides: Sequence[str]) -> Config:
+    """Return the config of a finished run; raises NotFound when the folder holds none."""
+    if not (folder / CONFIG).is_file():
+        raise NotFound(Problem(str(folder), f"is not a run folder: it has no {CONFIG}"))
+    return load_config([folder / CONFIG], overrides)
+
+
+def load_model(folder: Path, config: Config, width: int) -> LinkPredictor:
+    """Return the run's model with its saved weights, in evaluation mode.
+
+    Raises NotFound without weights, InvalidInput when they are damaged or of another architecture.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise NotFound(Problem(str(path), "no weights: the run did not come to its end"))
+    try:
+        weights = load_file(path)
+    except SafetensorError as failure:
+        raise InvalidInput(Problem(str(path), f"is damaged: {failure}")) from None
+    model = build_model(config, width)
+    problems = [
+        Problem(f"{path}: {name}", f"has another shape than the config's model, {tuple(tensor.shape)}",
+                tuple(weights[name].shape) if name in weights else "nothing")
+        for name, tensor in model.state_dict().items()
+        if name not in weights or weights[name].shape != tensor.shape
+    ]  # fmt: skip
+    if problems:
+        raise InvalidInput(problems)
+    model.load_state_dict({name: torch.as_tensor(weights[name]) for name in model.state_dict()})
+    return model.eval()

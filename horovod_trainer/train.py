@@ -1,0 +1,284 @@
+"""The training loop: fetch / forward / backward / reduce / step, then validate; reads top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from horovod_trainer.aggregate import Hop
+from horovod_trainer.assemble import build_evaluators, build_model, build_recipe, check_store, first_hop
+from horovod_trainer.comm.base import Communicator
+from horovod_trainer.config import Config
+from horovod_trainer.console import get_logger
+from horovod_trainer.data.batches import MicroBatch, Recipe, prefetch
+from horovod_trainer.data.store import Store
+from horovod_trainer.documents import digest
+from horovod_trainer.evaluate import Evaluator
+from horovod_trainer.loss import balanced_correct, link_loss
+from horovod_trainer.model import Dropout, LinkPredictor
+from horovod_trainer.optim import FlatGradients, build_optimizer, learning_rate, set_learning_rate
+from horovod_trainer.telemetry import PhaseTimers, Telemetry
+from horovod_trainer.world import check_agreement, check_placement
+
+log = get_logger()
+
+# what travels behind the gradients, summed over ranks
+SUMS = ("loss", "correct", "excluded_pairs", "negatives", "negatives_masked", "negatives_citing", "out_of_time")
+EXCLUSION_WARNING = 0.05  # above this share a micro-batch trains on a graph unlike the one it is evaluated on
+
+
+@dataclass
+class Progress:
+    """How far a run has come, and the best weights so far by validation MRR (or, without one, by AUC)."""
+
+    step: int = 0
+    best_value: float = -math.inf
+    best_epoch: int = 0
+    best_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    stale: int = 0
+    ended: str = "all epochs done"
+
+
+class Trainer:
+    """One run on one rank. All ranks run the same code in the same order."""
+
+    def __init__(self, config: Config, store: Store, comm: Communicator, telemetry: Telemetry, threads: int) -> None:
+        self.config, self.store, self.comm, self.telemetry = config, store, comm, telemetry
+        self.hosts = check_placement(comm, config.launch)
+        check_store(config, store)
+        self.device = pick_device(config.train.device, comm.local_rank)
+        self.recipe = build_recipe(config, store, comm.size)
+        self.schedule = self.recipe.schedule
+        self.steps_per_epoch = self.schedule.steps_per_epoch
+        self.total_steps = min(
+            config.train.epochs * self.steps_per_epoch, config.train.max_steps or 2**62
+        )
+        check_agreement(comm, self._facts())
+        self.model = build_model(config, self.recipe.features.width).to(self.device)
+        comm.broadcast_([*self.model.parameters(), *self.model.buffers()])
+        self.flat = FlatGradients(self.model.parameters(), len(SUMS))
+        self.optimizer = build_optimizer(config.optim, self.flat.parameters)
+        self.evaluators = build_evaluators(config, store, comm, threads)
+        self.timers = PhaseTimers()
+        self.progress = Progress()
+        self._warned = False
+
+    def _facts(self) -> dict[str, object]:
+        """Return what every rank must agree on before the first step."""
+        return {
+            "config": digest(self.config.model_dump(mode="json")),
+            "data": self.store.manifest["digest"],
+            "steps per epoch": self.steps_per_epoch,
+            "torch": torch.__version__,
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the result: the best epoch's validation and test metrics over all queries."""
+        self._say_what_runs()
+        started = time.monotonic()
+        deadline = started + 3600 * self.config.train.max_hours if self.config.train.max_hours else math.inf
+        for epoch in range(self.config.train.epochs):
+            keep_going = self._train_epoch(epoch, deadline)
+            last = not keep_going or epoch == self.config.train.epochs - 1
+            if last or (epoch + 1) % self.config.evaluate.every == 0:
+                keep_going = self._validate(epoch) and keep_going
+            if not keep_going:
+                break
+        return self._finish(time.monotonic() - started)
+
+    def _train_epoch(self, epoch: int, deadline: float) -> bool:
+        """Run one pass over the seed edges; return whether to go on."""
+        batches = self._batches(epoch)
+        for step in range(self._steps_in(epoch)):
+            sums = self._step(epoch, step, batches, time.monotonic() > deadline)
+            self.progress.step += 1
+            self._log_step(epoch, step, sums)
+            if sums["out_of_time"] > 0:
+                self.progress.ended = f"train.max_hours = {self.config.train.max_hours} reached"
+                return False
+        if self.progress.step >= self.total_steps and epoch + 1 < self.config.train.epochs:
+            self.progress.ended = f"train.max_steps = {self.config.train.max_steps} reached"
+            return False
+        return True
+
+    def _steps_in(self, epoch: int) -> int:
+        return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
+
+    def _batches(self, epoch: int) -> Iterator[MicroBatch]:
+        share = self.schedule.share(self.comm.rank, self.comm.size)
+        work = [(epoch, step, micro) for step in range(self._steps_in(epoch)) for micro in share]
+        return prefetch(self.recipe, work, self.config.train.prefetch)
+
+    def _step(self, epoch: int, step: int, batches: Iterator[MicroBatch], late: bool) -> dict[str, float]:
+        """Take one optimizer step, the same on all ranks; return the step's sums over all ranks."""
+        self.flat.zero()
+        positives = self.schedule.positives(step)
+        for _ in self.schedule.share(self.comm.rank, self.comm.size):
+            with self.timers.phase("wait"):
+                batch = next(batches)
+            self._accumulate(batch, positives)
+        self.flat.sums[SUMS.index("out_of_time")] = float(late)
+        with self.timers.phase("allreduce"):
+            sums = dict(zip(SUMS, self.flat.reduce(self.comm), strict=True))
+        with self.timers.phase("optimizer"):
+            norm = self.flat.agree_finite(f"epoch {epoch + 1}, step {self.progress.step + 1}")
+            self.flat.clip(norm, self.config.optim.clip_norm)
+            lr = learning_rate(self.config.optim, self.progress.step, self.total_steps, self.schedule.micro_batches)
+            set_learning_rate(self.optimizer, lr)
+            self.optimizer.step()
+        self.timers.step_done()
+        return sums | {"positives": positives, "lr": lr, "gradient_norm": norm}
+
+    def _accumulate(self, batch: MicroBatch, positives: int) -> None:
+        """Add one micro-batch's gradient, weighted by the step's global number of positives, and its sums."""
+        with self.timers.phase("forward"):
+            pos, neg, mask = forward(self.model, batch, self.recipe, self.device)
+            loss = link_loss(self.config.loss, pos, neg, mask)
+        with self.timers.phase("backward"):
+            (loss / positives).backward()
+        with self.timers.phase("count"), torch.no_grad():
+            drawn = batch.negatives
+            masked = drawn.drawn - int(drawn.valid.sum())
+            values = [loss.detach(), balanced_correct(pos, neg, mask), batch.excluded_pairs, drawn.drawn, masked, drawn.citing]
+            self.flat.sums[: len(values)] += torch.tensor([float(value) for value in values], device=self.device)
+
+    def _log_step(self, epoch: int, step: int, sums: dict[str, float]) -> None:
+        """Write the step to the metrics file, and every log_every steps to the console."""
+        positives, edges = sums["positives"], max(1, len(self.store.indices))
+        share = 2 * sums["excluded_pairs"] / edges / max(1, min(self.schedule.micro_batches, self.comm.size))
+        drawn = max(1.0, sums["negatives"])
+        phases = self.timers.snapshot_and_reset()
+        seconds = max(1e-9, sum(phases.values()))
+        row = {
+            "loss": sums["loss"] / positives,
+            "accuracy": sums["correct"] / positives,
+            "lr": sums["lr"],
+            "gradient_norm": sums["gradient_norm"],
+            "excluded_edge_share": share,
+            "negatives_masked_share": sums["negatives_masked"] / drawn,
+            "negatives_true_edge_share": sums["negatives_citing"] / drawn,
+            "edges_per_second": positives / seconds,
+            "seconds": seconds,
+        }
+        self.telemetry.log("step", self.progress.step, epoch + 1, **row, phases=phases)
+        if share > EXCLUSION_WARNING and not self._warned and self.comm.rank == 0:
+            self._warned = True
+            log.warning(
+                "%.1f %% of all graph edges are target pairs of one micro-batch and left out: lower train.batch_size",
+                100 * share,
+            )
+        if self.comm.rank == 0 and (self.progress.step % self.config.train.log_every == 0 or step == 0):
+            log.info(
+                "epoch %d/%d  step %d/%d  loss %.4f  accuracy@0.5 %.3f  lr %.2g  %s edges/s",
+                epoch + 1, self.config.train.epochs, self.progress.step, self.total_steps,
+                row["loss"], row["accuracy"], row["lr"], f"{row['edges_per_second']:,.0f}",
+            )  # fmt: skip
+
+    def _validate(self, epoch: int) -> bool:
+        """Score the fixed validation subset, keep the best weights; return False when patience has run out."""
+        started = time.monotonic()
+        result = self._score("valid", self.config.evaluate.valid_queries)
+        value = result.get("mrr", result["auc"])
+        progress = self.progress
+        better = value > progress.best_value
+        if better:
+            progress.best_value, progress.best_epoch, progress.stale = value, epoch + 1, 0
+            progress.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        else:
+            progress.stale += 1
+        self.timers.snapshot_and_reset()
+        seconds = time.monotonic() - started
+        self.telemetry.log("valid", progress.step, epoch + 1, **result, seconds=seconds)
+        if self.comm.rank == 0:
+            log.info(
+                "epoch %d/%d  valid %s  (%s %.4f, epoch %d)  %.1f s", epoch + 1, self.config.train.epochs,
+                say_metrics(result), "new best" if better else "best", progress.best_value, progress.best_epoch, seconds,
+            )  # fmt: skip
+        patience = self.config.train.patience
+        if patience is not None and progress.stale >= patience:
+            progress.ended = f"no better validation for {progress.stale} evaluations (train.patience)"
+            return False
+        return True
+
+    def _score(self, split: str, queries: int | None) -> dict[str, float]:
+        held_out = self.store.held_out(split)  # type: ignore[arg-type]  # the two names below are its literals
+        evaluator: Evaluator = self.evaluators[split]
+        return evaluator.run(self.model, held_out, queries=queries, seed=self.config.train.seed)
+
+    def _finish(self, seconds: float) -> dict[str, Any]:
+        """Score everything with the best weights and return the result document."""
+        self.model.load_state_dict(self.progress.best_weights)
+        valid, test = self._score("valid", None), self._score("test", None)
+        self.telemetry.log("test", self.progress.step, self.progress.best_epoch, **test)
+        return {
+            "test": test,
+            "valid": valid,
+            "validation_edges_in_test_graph": self.config.evaluate.use_valid_edges,
+            "best_epoch": self.progress.best_epoch,
+            "steps": self.progress.step,
+            "ended": self.progress.ended,
+            "seconds": seconds,
+            "parameters": self.model.num_parameters,
+            "first_hop": first_hop(self.config, self.store).reason,
+            "data": {"name": self.store.manifest["name"], "digest": self.store.manifest["digest"]},
+            "world": {"communicator": self.comm.name, "size": self.comm.size, "hosts": dict(self.hosts)},
+        }
+
+    def _say_what_runs(self) -> None:
+        if self.comm.rank != 0:
+            return
+        config, schedule = self.config, self.schedule
+        log.info(
+            "%d ranks on %d hosts by %s; %s parameters on %s; %s seed edges, %d steps per epoch of %d x %d",
+            self.comm.size, len(self.hosts), self.comm.name, f"{self.model.num_parameters:,}", self.device,
+            f"{schedule.num_edges:,}", self.steps_per_epoch, schedule.micro_batches, schedule.batch_size,
+        )  # fmt: skip
+        log.info("first hop: %s", first_hop(config, self.store).reason)
+        if schedule.micro_batches % self.comm.size:
+            log.warning(
+                "train.micro_batches = %d does not divide over %d ranks: some wait for others in every step",
+                schedule.micro_batches, self.comm.size,
+            )  # fmt: skip
+        if not config.sampling.exclude_targets:
+            log.warning("sampling.exclude_targets is off: the model sees the answers; use it for comparison only")
+
+
+def forward(
+    model: LinkPredictor, batch: MicroBatch, recipe: Recipe, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return pos [P], neg [P, K] and mask [P, K] of a micro-batch; gradients reach every parameter, P = 0 included."""
+    drop = Dropout(batch.dropout_key, model.training)
+
+    def tensor(array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    first = None if batch.first_hop is None else tensor(batch.first_hop)
+    hops = [Hop.of(block, model.encoder.aggregator) for block in batch.blocks]
+    h = model.encoder(tensor(batch.x), first, hops, drop)
+    a, b = h.index_select(0, tensor(batch.source)), h.index_select(0, tensor(batch.target))
+    tails = h.index_select(0, tensor(batch.tails.ravel()))
+    pos = model.decoder(a, b, drop)
+    if batch.negatives.shared:
+        neg = model.decoder.pooled(a, tails, drop)
+    else:
+        neg = model.decoder(a[:, None, :], tails.view(len(a), recipe.negative_count, h.shape[1]), drop)
+    return pos, neg.reshape(len(a), -1 if len(a) else recipe.negative_count), tensor(batch.negatives.valid)
+
+
+def pick_device(wanted: str, local_rank: int) -> torch.device:
+    """Return this rank's device: cuda:local_rank when there is one (or asked for), otherwise the CPU."""
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def say_metrics(result: dict[str, float]) -> str:
+    """Return metrics as one line: MRR 0.4123  AUC 0.9012  ..."""
+    shown = {"mrr": "MRR", "auc": "AUC", "mean_rank": "mean rank"}
+    return "  ".join(f"{shown.get(name, name)} {value:.4g}" for name, value in result.items())
