@@ -27,7 +27,7 @@ from docker.commands import run_logged, say
 from horovod_trainer.build_facts import HOROVOD_VERSION as VERSION
 from horovod_trainer.build_facts import parse_check_build, parse_mpi_version
 from horovod_trainer.cores import usable_cores
-from horovod_trainer.errors import InvalidInput, NotFound, TrainerError
+from horovod_trainer.errors import ExitCode, InvalidInput, NotFound, TrainerError
 
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 PATCH = Path(__file__).with_name(f"horovod-{VERSION}-cxx17.patch")
@@ -61,7 +61,7 @@ def wheel_cache() -> Path:
 
 
 def find_target(variant: str) -> Target:
-    """Return the target of this environment; `variant` is cpu, cuda or auto: NCCL when torch has CUDA and nvcc is here."""
+    """Return the target of this environment; `variant` auto takes NCCL when torch has CUDA and nvcc is here."""
     try:
         import torch
     except ImportError as error:
@@ -256,9 +256,11 @@ def main() -> int:
             print(f"error: {problem}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    return 0
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
 
 
 if __name__ == "__main__":

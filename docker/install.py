@@ -46,7 +46,10 @@ def make_environment(folder: Path) -> Path:
     probe = [str(python), "-c", "import pip, sys; sys.exit(sys.version_info < (3, 11))"]
     if not python.exists() or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         say(f"== virtual environment {folder} (Python {sys.version.split()[0]})")
-        venv.create(folder, with_pip=True, clear=True)
+        try:
+            venv.create(folder, with_pip=True, clear=True)
+        except subprocess.CalledProcessError as error:
+            raise TrainerError(f"the virtual environment {folder} cannot be made: {error}") from error
     return python
 
 
@@ -103,6 +106,9 @@ def main() -> int:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     return ExitCode.OK

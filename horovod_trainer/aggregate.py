@@ -46,12 +46,15 @@ def aggregate(h: torch.Tensor, hop: Hop, aggregator: Aggregator) -> torch.Tensor
     if h.device.type != "cpu":
         return aggregate_torch(h, hop, aggregator)
     function = _Maximum if aggregator == "max" else _WeightedSum
-    result: torch.Tensor = function.apply(h, hop)
+    result: torch.Tensor = function.apply(h, hop)  # type: ignore[no-untyped-call]  # torch leaves `apply` untyped
     return result
 
 
 def aggregate_torch(h: torch.Tensor, hop: Hop, aggregator: Aggregator) -> torch.Tensor:
-    """Return what `aggregate` does, in torch ops: the path of other devices, equal to the kernels within rounding."""
+    """Return what `aggregate` does, in torch ops: the path of other devices, equal to the kernels within rounding.
+
+    Where a maximum is reached by several rows, torch shares the gradient out among them; the kernels give it to the first.
+    """
     cols = torch.from_numpy(hop.cols.astype(np.int64)).to(h.device)
     rows = torch.from_numpy(np.repeat(np.arange(hop.num_dst), np.diff(hop.indptr))).to(h.device)
     out = h.new_zeros(hop.num_dst, h.shape[1])
@@ -62,7 +65,7 @@ def aggregate_torch(h: torch.Tensor, hop: Hop, aggregator: Aggregator) -> torch.
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: torch.Tensor, hop: Hop) -> torch.Tensor:  # type: ignore[override]  # torch types *args
+    def forward(ctx: Any, h: torch.Tensor, hop: Hop) -> torch.Tensor:
         ctx.hop = hop
         out = torch.empty(hop.num_dst, h.shape[1])
         with _one_at_a_time:
@@ -70,7 +73,7 @@ class _WeightedSum(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]  # as above
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         hop: Hop = ctx.hop
         indptr, rows = _transpose(hop.indptr, hop.cols, hop.num_src)
         out = torch.empty(hop.num_src, grad.shape[1])
@@ -81,7 +84,7 @@ class _WeightedSum(torch.autograd.Function):
 
 class _Maximum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: torch.Tensor, hop: Hop) -> torch.Tensor:  # type: ignore[override]  # torch types *args
+    def forward(ctx: Any, h: torch.Tensor, hop: Hop) -> torch.Tensor:
         out = torch.empty(hop.num_dst, h.shape[1])
         winner = np.empty((hop.num_dst, h.shape[1]), np.int32)
         with _one_at_a_time:
@@ -90,7 +93,7 @@ class _Maximum(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]  # as above
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         out = torch.zeros(ctx.num_src, grad.shape[1])
         _max_back(ctx.winner, grad.contiguous().numpy(), out.numpy())
         return out, None

@@ -80,10 +80,8 @@ def build_recipe(config: Config, store: Store, world_size: int) -> Recipe:
     schedule = Schedule(
         config.train.seed, len(store.train_source), config.train.batch_size, config.train.micro_batches or world_size
     )
-    if store.directed:  # what a source must not be given as a negative: its own training citations
-        citing = (store.train_indptr, store.train_target)
-    else:
-        citing = (store.indptr, store.indices)
+    # what a source must not be given as a negative: its own training citations, or any neighbour without directions
+    citing = (store.train_indptr, store.train_target) if store.directed else (store.indptr, store.indices)
     stored = first_hop(config, store).stored
     return Recipe(
         schedule, graph, store.train_source, store.train_target, Candidates.build(*citing, store.year),
@@ -98,9 +96,7 @@ def build_model(config: Config, width: int) -> LinkPredictor:
     return LinkPredictor(config.model, width, config.train.seed)
 
 
-def build_evaluators(
-    config: Config, store: Store, comm: Communicator, threads: int
-) -> dict[str, Evaluator]:
+def build_evaluators(config: Config, store: Store, comm: Communicator, threads: int) -> dict[str, Evaluator]:
     """Return the evaluator of each split; test adds the validation edges to the graph only when told to."""
     graph = message_graph(config, store)
     stored = first_hop(config, store).stored
@@ -109,7 +105,8 @@ def build_evaluators(
         return {"valid": plain, "test": plain}
     wider = add_edges(graph, store.held_out("valid").edge)
     features = inputs(config, store, wider)
-    on_the_fly = replace(plain, graph=wider, features=features, stored_first_hop=config.model.input == "constant")
+    exact = stored and config.model.input == "constant"  # the store's sums know nothing of the added edges
+    on_the_fly = replace(plain, graph=wider, features=features, stored_first_hop=exact)
     return {"valid": plain, "test": on_the_fly}
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 ConfigFiles = Annotated[
-    list[Path], typer.Option("--config", "-c", help="YAML file; later files win over earlier ones.", default_factory=list)
+    list[Path],
+    typer.Option("--config", "-c", help="YAML file; later files win over earlier ones.", default_factory=list),
 ]
 Overrides = Annotated[
     list[str], typer.Option("--set", "-s", help="section.key=value, wins over files.", default_factory=list)
@@ -198,7 +199,8 @@ def show(output: str, title: str, rows: dict[str, Any], document: dict[str, Any]
         return
     from horovod_trainer import console
 
-    console.table(title, ["", ""], [(name, _readable(value)) for name, value in rows.items()])
+    typer.echo(title)
+    console.table("", ["", ""], [(name, _readable(value)) for name, value in rows.items()])
     for line in closing_lines:
         typer.echo(line)
 

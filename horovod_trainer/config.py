@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from horovod_trainer.documents import Document, apply_overrides, load_yaml, merge
 from horovod_trainer.errors import InvalidInput, Problem, nearest
@@ -72,16 +72,17 @@ class ModelSection(Section):
 class SamplingSection(Section):
     """Message passing during training."""
 
-    fanouts: tuple[int, ...] = Field((15, 10), description="neighbours drawn per hop, from the seeds outwards; -1 = all")
+    fanouts: tuple[int, ...] = Field((15, 10), description="neighbours drawn per hop, seeds outwards; -1 = all")
     exclude_targets: bool = Field(True, description="keep the micro-batch's own target pairs out of message passing")
     neighbours: Literal["all", "not_later"] = "all"
     first_hop: Literal["auto", "sampled"] = Field("auto", description="auto uses the stored neighbour sums where exact")
 
-    @model_validator(mode="after")
-    def _fanouts_positive(self) -> SamplingSection:
-        if any(fanout != -1 and fanout < 1 for fanout in self.fanouts):
+    @field_validator("fanouts")
+    @classmethod
+    def _fanouts_positive(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
+        if any(fanout != -1 and fanout < 1 for fanout in fanouts):
             raise ValueError("every fan-out is at least 1, or -1 for all neighbours")
-        return self
+        return fanouts
 
 
 class NegativesSection(Section):
@@ -112,7 +113,7 @@ class OptimSection(Section):
 
 
 class TrainSection(Section):
-    """The loop. A micro-batch is `batch_size` seed edges; a step is `micro_batches` of them, shared out over the ranks."""
+    """The loop. A micro-batch is `batch_size` seed edges; a step is `micro_batches` of them, shared by the ranks."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     epochs: Count = 20
@@ -169,7 +170,7 @@ class Config(Section):
 
 
 def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
-    """Return defaults < files in order < `section.key=value` overrides; raises InvalidInput with every mistake at once."""
+    """Return defaults < files in order < `section.key=value` overrides; raises InvalidInput with every mistake."""
     document = Document({}, {})
     for file in files:
         document = merge(document, load_yaml(file))
@@ -195,6 +196,12 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+_MESSAGES = {  # pydantic would name our classes and Python's types
+    "model_type": "is a section: `key: value` lines, indented under it",
+    "tuple_type": "Input should be a list",
+}
+
+
 def _problem(error: Any, document: Document) -> Problem:
     path = ".".join(str(part) for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
@@ -203,7 +210,9 @@ def _problem(error: Any, document: Document) -> Problem:
         message = f"unknown key{nearest(str(error['loc'][-1]), known)}"
         if ";" not in message:
             message += f"; known here: {', '.join(known)}"
-    return Problem(path, message, error.get("input"), document.where(path))
+    message = _MESSAGES.get(error["type"], message)
+    got = "null" if error["input"] is None else error["input"]
+    return Problem(path, message, list(got) if isinstance(got, tuple) else got, document.where(path))
 
 
 def _section_of(location: Sequence[int | str]) -> list[str]:
@@ -221,14 +230,17 @@ def _cross_checks(config: Config, document: Document) -> list[Problem]:
     """Return the mistakes that only two fields together make."""
     found: list[Problem] = []
 
-    def add(path: str, message: str, got: object) -> None:
-        found.append(Problem(path, message, got, document.where(path)))
+    def add(path: str, message: str, got: object, cause: str = "") -> None:
+        source = document.where(path) or document.where(cause)
+        found.append(Problem(path, message, list(got) if isinstance(got, tuple) else got, source))
 
     model, sampling, data = config.model, config.sampling, config.data
     if len(sampling.fanouts) != model.layers:
-        add("sampling.fanouts", f"needs one fan-out for each of the {model.layers} layers (model.layers)", sampling.fanouts)
+        message = f"needs one fan-out for each of the {model.layers} layers (model.layers)"
+        add("sampling.fanouts", message, sampling.fanouts, cause="model.layers")
     if data.valid_fraction + data.test_fraction >= 0.9:
-        add("data.test_fraction", "valid_fraction + test_fraction must leave at least 10 % to train on", data.test_fraction)
+        message = "valid_fraction + test_fraction must leave at least 10 % to train on"
+        add("data.test_fraction", message, data.test_fraction)
     if data.source in ("ogb", "npz") and data.path is None:
         add("data.path", f"source {data.source} needs the folder of its files", None)
     if config.negatives.kind == "shared" and config.negatives.count < 2:

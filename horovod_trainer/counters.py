@@ -108,6 +108,26 @@ def integers(key: Any, limits: Any, per_row: Any) -> Any:
     return out
 
 
+@compiled
+def keep_scaled(key: Any, p: Any, out: Any) -> None:
+    """Fill the float32 vector `out` with 0 (probability p) or 1 / (1 - p): one mix gives two 32-bit draws."""
+    threshold = np.uint64(p * 4294967296.0)  # 2**32
+    scale = np.float32(1.0 / (1.0 - p))
+    low = np.uint64(0xFFFFFFFF)
+    for i in range(0, out.shape[0], 2):
+        bits = mix64(key + np.uint64(i + 1) * GOLDEN)
+        out[i] = scale if (bits & low) >= threshold else np.float32(0)
+        if i + 1 < out.shape[0]:
+            out[i + 1] = scale if (bits >> np.uint64(32)) >= threshold else np.float32(0)
+
+
+def dropout_mask(key: int, p: float, size: int) -> NDArray[np.float32]:
+    """Return the mask of inverted dropout: float32 [size], 0 with probability p, else 1 / (1 - p)."""
+    out = np.empty(size, np.float32)
+    keep_scaled(np.uint64(key), p, out)
+    return out
+
+
 def permutation(key: int, n: int, first: int, count: int) -> NDArray[np.int64]:
     """Return `count` entries from position `first` of the key's order of [0, n): int64 [count], each value once per n."""
     result: NDArray[np.int64] = permute(np.uint64(key), n, first, count)

@@ -219,7 +219,12 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        exotic = any(separator in data for separator in "\x85\u2028\u2029")  # PyYAML writes these unescaped
+        return self.represent_scalar(_TAG + "str", data, style='"' if exotic else None)
 
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 for _name, _pattern in _SCALARS.items():
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, None)
 

@@ -51,12 +51,12 @@ class Fact:
 def collect_facts() -> list[Fact]:
     """Return every fact, in the order they are shown; takes seconds (imports torch, asks horovodrun and mpirun)."""
     facts = [Fact("python", platform.python_version()), *map(distribution_fact, DISTRIBUTIONS)]
-    cuda = cuda_facts()
-    has_gpu = cuda[0].value != "none"
+    gpus = _gpu_names()
+    has_gpu = bool(gpus)
     facts.append(wheel_fact(_wheel_torch(), _version("torch")))
     facts += horovod_facts(parse_check_build(_output([_sibling("horovodrun"), "--check-build"])), has_gpu)
     facts.append(mpi_fact(parse_mpi_version(_output(["mpirun", "--version"]))))
-    facts += cuda
+    facts.append(cuda_fact(_cuda_version(), gpus, Path("/proc/driver/nvidia/version").exists()))
     facts += nccl_facts(*_nccl_versions()) if has_gpu else [Fact("NCCL", "none (no GPU)")]
     facts += system_facts(has_gpu)
     facts += [cores_fact(usable_cores(), cpu_quota(), len(os.sched_getaffinity(0))), threads_fact(), numba_fact()]
@@ -103,19 +103,15 @@ def mpi_fact(mpi: Mpi | None) -> Fact:
     return Fact("MPI", str(mpi))
 
 
-def cuda_facts() -> list[Fact]:
-    """Return torch's CUDA version with the GPUs it sees; the value is `none` for a CPU build without GPUs."""
-    import torch
-
-    seen = torch.cuda.device_count() if torch.version.cuda else 0
-    present = Path("/proc/driver/nvidia/version").exists()
-    if torch.version.cuda is None:
-        fix = "this torch is a CPU build: install with TORCH_INDEX= (empty) to get CUDA, then build Horovod again"
-        return [_judge("CUDA", "none", not present, fix)]
-    if seen == 0:
+def cuda_fact(version: str | None, gpus: list[str], driver: bool) -> Fact:
+    """Judge torch's CUDA version (None: a CPU build) and the GPUs it sees, when NVIDIA's driver is here or not."""
+    if version is None:
+        fix = "this torch is a CPU build: install again with TORCH_INDEX= (empty) to get CUDA, then Horovod"
+        return _judge("CUDA", "none", not driver, fix)
+    if not gpus:
         fix = "a driver is here but torch sees no GPU: compare nvidia-smi and CUDA_VISIBLE_DEVICES"
-        return [_judge("CUDA", f"{torch.version.cuda}, no GPU", not present, fix)]
-    return [Fact("CUDA", f"{torch.version.cuda}, {seen} x {torch.cuda.get_device_name(0)}")]
+        return _judge("CUDA", f"{version}, no GPU", not driver, fix)
+    return Fact("CUDA", f"{version}, {len(gpus)} x {gpus[0]}")
 
 
 def nccl_facts(torch_version: str, horovod_version: str) -> list[Fact]:
@@ -201,7 +197,12 @@ def bf16_ratio(width: int = 384, seconds: float = 0.15) -> float:
             times.append(time.perf_counter() - start)
         return min(times)
 
-    return best(torch.bfloat16) / best(torch.float32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, a busy neighbour is measured instead
+    try:
+        return best(torch.bfloat16) / best(torch.float32)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def size(count: int) -> str:
@@ -216,6 +217,19 @@ def size(count: int) -> str:
 
 def _judge(name: str, value: str, ok: bool, fix: str) -> Fact:
     return Fact(name, value, ok, "" if ok else fix)
+
+
+def _cuda_version() -> str | None:
+    import torch
+
+    return torch.version.cuda
+
+
+def _gpu_names() -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.version.cuda else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
 
 
 def _nccl_versions() -> tuple[str, str]:
@@ -265,9 +279,9 @@ def _sibling(command: str) -> str:
 
 
 def _output(argv: list[str]) -> str:
-    """Return a command's standard output, empty when it is not there or does not answer within a minute."""
+    """Return a command's standard output, empty when it is not there or does not answer within three minutes."""
     try:
-        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from horovod_trainer.data.gather import Features
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.inference import Matrix, embed, one_thread_per_block
+from horovod_trainer.jit import reassociated
 from horovod_trainer.model import DotDecoder, Dropout, LinkPredictor
 
 QUERIES_PER_BLOCK = 8  # 8 x 1,001 candidates x 256 floats are 8 MB for the MLP decoder: one block stays in cache
@@ -61,11 +61,12 @@ class Evaluator:
     def score(self, model: LinkPredictor, h: Matrix, held_out: HeldOut) -> dict[str, float]:
         """Return the metrics of held-out edges from embeddings h [N, D]."""
         edge = np.asarray(held_out.edge)
-        if held_out.negatives is not None:
+        negatives = held_out.negatives
+        if negatives is not None:
             scores = self._shares(
                 len(edge),
                 lambda first, last: score_candidates(
-                    model, h, edge[first:last, 0], candidates(edge[first:last, 1], held_out.negatives[first:last])
+                    model, h, edge[first:last, 0], candidates(edge[first:last, 1], negatives[first:last])
                 ),
             )
             return ranking(scores, self.config.hits)
@@ -80,9 +81,7 @@ class Evaluator:
         )[:, 0]
         return pooled(flat[: len(edge)], flat[len(edge) :], self.config.hits_pooled)
 
-    def _shares(
-        self, total: int, score: Callable[[int, int], Matrix], per_block: int = QUERIES_PER_BLOCK
-    ) -> Matrix:
+    def _shares(self, total: int, score: Callable[[int, int], Matrix], per_block: int = QUERIES_PER_BLOCK) -> Matrix:
         """Return score(first, last) over the fixed grid of all queries, each block by one rank, gathered in order."""
         grid = [(first, min(first + per_block, total)) for first in range(0, total, per_block)]
         mine = grid[self.comm.rank :: self.comm.size]
@@ -135,7 +134,7 @@ def score_candidates(model: LinkPredictor, h: Matrix, source: NDArray[Any], tail
 
 
 # reassociation lets the sum use vector lanes; positives and negatives run the same instructions, so equal rows still tie
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]  # no types
+@reassociated
 def _dot_scores(h: Any, source: Any, tails: Any, out: Any) -> None:
     for q in range(tails.shape[0]):
         a = h[source[q]]

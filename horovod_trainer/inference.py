@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from horovod_trainer.comm.base import Communicator, gather_text
 from horovod_trainer.data.exclusion import no_exclusion
-from horovod_trainer.data.gather import Aggregator, Features
+from horovod_trainer.data.gather import Aggregator, Features, readable, value_at
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.jit import compiled
 from horovod_trainer.model import Encoder
@@ -106,9 +106,9 @@ def embed(
     device = next(encoder.parameters()).device
     total = len(encoder.layers) * -(-graph.num_nodes // node_block)
     done = 0
-    with one_thread_per_block(threads) as pool, torch.inference_mode():
-        for number, layer in enumerate(encoder.layers):
-            matrix = HostMatrix(comm, (graph.num_nodes, layer.neighbour.out_features), node_block, scratch)
+    with one_thread_per_block(threads) as pool:
+        for number in range(len(encoder.layers)):
+            matrix = HostMatrix(comm, (graph.num_nodes, encoder.widths[number]), node_block, scratch)
 
             def compute(block: tuple[int, int], number: int = number, out: HostMatrix = matrix,
                         h: Matrix | None = previous) -> None:  # fmt: skip
@@ -152,12 +152,12 @@ def aggregate_range(graph: Graph, h: NDArray[Any], first: int, last: int, aggreg
     year = graph.year if graph.not_later and graph.year is not None else np.zeros(0, np.int32)
     out = np.empty((last - first, h.shape[1]), np.float32)
     kind = {"sum": 0, "mean": 1, "max": 2}[aggregator]
-    _aggregate_range(graph.indptr, graph.indices, year, h, first, kind, out)
+    _aggregate_range(graph.indptr, graph.indices, year, *readable(h), first, kind, out)
     return out
 
 
 @compiled
-def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, first: Any, kind: Any, out: Any) -> None:
+def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, half: Any, first: Any, kind: Any, out: Any) -> None:
     for i in range(out.shape[0]):
         node = first + i
         used = 0
@@ -168,7 +168,7 @@ def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, first: Any, k
                 continue
             used += 1
             for f in range(out.shape[1]):
-                value = np.float32(h[neighbour, f])
+                value = value_at(h, half, neighbour, f)
                 if kind == 2:
                     out[i, f] = value if used == 1 else max(out[i, f], value)
                 else:

@@ -23,17 +23,33 @@ def _cache_folder() -> str:
     return os.path.join(base, digest)
 
 
-numba.config.CACHE_DIR = _cache_folder()
+def _is_writable(folder: str) -> bool:
+    """Return whether kernels can be kept there; a container's user often has no home."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+SETTINGS: Any = numba.config  # its names are made at run time, unknown to type checkers
+SETTINGS.CACHE_DIR = _cache_folder()
+CACHED = _is_writable(SETTINGS.CACHE_DIR)  # otherwise numba raises at import; without it every process compiles anew
 
 
 def compiled(function: F) -> F:
-    """Compile to a serial kernel that releases the GIL; safe in any thread; cached on disk."""
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
+    """Compile to a serial kernel that releases the GIL; safe in any thread; cached on disk where that can be written."""
+    return cast(F, numba.njit(nogil=True, cache=CACHED)(function))
 
 
 def parallel(function: F) -> F:
     """Compile to a kernel over `prange`; only ever called from the main thread (numba's workqueue is not re-entrant)."""
-    return cast(F, numba.njit(nogil=True, cache=True, parallel=True)(function))
+    return cast(F, numba.njit(nogil=True, cache=CACHED, parallel=True)(function))
+
+
+def reassociated(function: F) -> F:
+    """Compile like `compiled`, and let sums be reordered into vector lanes: the same order on every call."""
+    return cast(F, numba.njit(nogil=True, cache=CACHED, fastmath={"reassoc", "contract"})(function))
 
 
 def inlined(function: F) -> F:
@@ -43,4 +59,4 @@ def inlined(function: F) -> F:
 
 def set_threads(count: int) -> None:
     """Let parallel kernels use at most `count` threads (numba never exceeds what it started with)."""
-    numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
+    numba.set_num_threads(max(1, min(count, SETTINGS.NUMBA_NUM_THREADS)))

@@ -20,7 +20,13 @@ from horovod_trainer.model import LinkPredictor
 from horovod_trainer.plots import plot_run
 from horovod_trainer.telemetry import Telemetry, read_metrics
 
-WEIGHTS, CONFIG, RESULT, METRICS, PLOT = "model.safetensors", "config.yaml", "result.json", "metrics.jsonl", "curves.png"
+WEIGHTS, CONFIG, RESULT, METRICS, PLOT = (
+    "model.safetensors",
+    "config.yaml",
+    "result.json",
+    "metrics.jsonl",
+    "curves.png",
+)
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,7 @@ class Trainer:
         self.recipe = build_recipe(config, store, comm.size)
         self.schedule = self.recipe.schedule
         self.steps_per_epoch = self.schedule.steps_per_epoch
-        self.total_steps = min(
-            config.train.epochs * self.steps_per_epoch, config.train.max_steps or 2**62
-        )
+        self.total_steps = min(config.train.epochs * self.steps_per_epoch, config.train.max_steps or 2**62)
         check_agreement(comm, self._facts())
         self.model = build_model(config, self.recipe.features.width).to(self.device)
         comm.broadcast_([*self.model.parameters(), *self.model.buffers()])
@@ -140,17 +138,20 @@ class Trainer:
             pos, neg, mask = forward(self.model, batch, self.recipe, self.device)
             loss = link_loss(self.config.loss, pos, neg, mask)
         with self.timers.phase("backward"):
-            (loss / positives).backward()
+            torch.autograd.backward(loss / positives)
         with self.timers.phase("count"), torch.no_grad():
             drawn = batch.negatives
             masked = drawn.drawn - int(drawn.valid.sum())
-            values = [loss.detach(), balanced_correct(pos, neg, mask), batch.excluded_pairs, drawn.drawn, masked, drawn.citing]
-            self.flat.sums[: len(values)] += torch.tensor([float(value) for value in values], device=self.device)
+            values = [
+                float(loss.detach()), float(balanced_correct(pos, neg, mask)),
+                batch.excluded_pairs, drawn.drawn, masked, drawn.citing,
+            ]  # fmt: skip
+            self.flat.sums[: len(values)] += torch.tensor(values, device=self.device)
 
     def _log_step(self, epoch: int, step: int, sums: dict[str, float]) -> None:
         """Write the step to the metrics file, and every log_every steps to the console."""
         positives, edges = sums["positives"], max(1, len(self.store.indices))
-        share = 2 * sums["excluded_pairs"] / edges / max(1, min(self.schedule.micro_batches, self.comm.size))
+        share = 2 * sums["excluded_pairs"] / edges / self.schedule.micro_batches
         drawn = max(1.0, sums["negatives"])
         phases = self.timers.snapshot_and_reset()
         seconds = max(1e-9, sum(phases.values()))

@@ -105,9 +105,7 @@ class Recipe:
         edges = self.schedule.edges(epoch, step, micro)
         source, target = self.edge_source[edges], self.edge_target[edges]
         draw = draw_shared if self.shared_negatives else draw_uniform
-        negatives = draw(
-            self.candidates, source, target, self.negative_count, derive_key(*key, Stream.NEGATIVES)
-        )
+        negatives = draw(self.candidates, source, target, self.negative_count, derive_key(*key, Stream.NEGATIVES))
         table = NodeTable(np.zeros(0, np.int32))
         local_source, local_target = table.add(source), table.add(target)
         endpoints = table.nodes().copy()

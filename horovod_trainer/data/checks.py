@@ -34,12 +34,11 @@ def check_split(graph: RawGraph, split: Split, truth: Candidates) -> tuple[dict[
         share, uniform = result["nodes_among_negatives"], result["nodes_if_uniform"]
         if share < FAR_BELOW * uniform:
             warnings.append(
-                f"biased {name} negatives: {share:.1%} of the nodes ever occur as one, uniform sampling gives {uniform:.1%}"
+                f"biased {name} negatives: {share:.1%} of the nodes ever occur as one, uniform draws give {uniform:.1%}"
             )
         if result["false_negatives"]:
-            warnings.append(
-                f"{result['false_negatives']} of the {name} negatives are true edges ({result['false_negative_share']:.2g})"
-            )
+            rate = result["false_negative_share"]
+            warnings.append(f"{result['false_negatives']} of the {name} negatives are true edges (rate {rate:.2g})")
         if result["also_training"]:
             warnings.append(f"{result['also_training']} {name} edges are training edges too")
     return checks, warnings
@@ -81,9 +80,7 @@ def _false_negatives(held_out: HeldOut, truth: Candidates) -> dict[str, float]:
 def _leaks(graph: RawGraph, held_out: HeldOut, keys: NDArray[np.int64]) -> dict[str, int]:
     """Return how many held-out edges, and reverses of held-out edges, are among the training edges (ascending keys)."""
     source, target = held_out.edge.astype(np.int64).T
-    same, reverse = (
-        among(a * graph.num_nodes + b, keys) for a, b in ((source, target), (target, source))
-    )
+    same, reverse = (among(a * graph.num_nodes + b, keys) for a, b in ((source, target), (target, source)))
     if not graph.directed:
         same, reverse = same | reverse, np.zeros_like(reverse)
     return {"also_training": int(same.sum()), "reverse_is_training": int(reverse.sum())}

@@ -10,9 +10,26 @@ from numpy.typing import NDArray
 
 from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners
 from horovod_trainer.data.sampler import Graph
-from horovod_trainer.jit import compiled
+from horovod_trainer.jit import compiled, inlined
 
 Aggregator = Literal["mean", "sum", "max"]
+
+# numba has no float16 on CPU: kernels read its bits and look up which of the 65,536 values they are
+_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def readable(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    """Return what `value_at` reads in kernels: (float16's bits, its values), or any other array as it is and None."""
+    return (values.view(np.uint16), _HALF) if values.dtype == np.float16 else (values, None)
+
+
+@inlined
+def value_at(values: Any, half: Any, row: Any, column: Any) -> Any:
+    """Return float32 values[row, column] of a `readable` array."""
+    if half is None:  # numba prunes the branch that does not apply
+        return np.float32(values[row, column])
+    else:
+        return half[values[row, column]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class Features:
     def rows(self, nodes: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return the inputs of `nodes`: float32 [n, F]."""
         out = np.empty((len(nodes), self.width), np.float32)
-        _gather(self.values, nodes, out)
+        _gather(*readable(self.values), nodes, out)
         return out
 
     def neighbourhood(
@@ -55,23 +72,23 @@ class Features:
         scratch = np.empty(most_partners(exclusion), np.int64)
         kernel = _first_hop_max if aggregator == "max" else _first_hop_sum
         kernel(
-            graph.indptr, graph.indices, self.values, stored, nodes, exclusion.indptr, exclusion.partners,
-            aggregator == "mean", scratch, out,
+            graph.indptr, graph.indices, *readable(self.values), stored, nodes, exclusion.indptr,
+            exclusion.partners, aggregator == "mean", scratch, out,
         )  # fmt: skip
         return out
 
 
 @compiled
-def _gather(values: Any, nodes: Any, out: Any) -> None:
+def _gather(values: Any, half: Any, nodes: Any, out: Any) -> None:
     for i in range(nodes.shape[0]):
         node = nodes[i]
         for f in range(out.shape[1]):
-            out[i, f] = values[node, f]
+            out[i, f] = value_at(values, half, node, f)
 
 
 @compiled
 def _first_hop_sum(
-    indptr: Any, indices: Any, values: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
+    indptr: Any, indices: Any, values: Any, half: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
     mean: Any, scratch: Any, out: Any,
 ) -> None:  # fmt: skip
     for i in range(nodes.shape[0]):
@@ -87,7 +104,7 @@ def _first_hop_sum(
         for e in range(num_excluded):
             partner = indices[start + scratch[e]]
             for f in range(out.shape[1]):
-                out[i, f] -= np.float32(values[partner, f])
+                out[i, f] -= value_at(values, half, partner, f)
         if mean:
             scale = np.float32(1.0) / np.float32(left)
             for f in range(out.shape[1]):
@@ -96,7 +113,7 @@ def _first_hop_sum(
 
 @compiled
 def _first_hop_max(
-    indptr: Any, indices: Any, values: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
+    indptr: Any, indices: Any, values: Any, half: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
     mean: Any, scratch: Any, out: Any,
 ) -> None:  # fmt: skip
     for i in range(nodes.shape[0]):
@@ -115,4 +132,4 @@ def _first_hop_max(
                 continue
             neighbour = indices[start + offset]
             for f in range(out.shape[1]):
-                out[i, f] = max(out[i, f], np.float32(values[neighbour, f]))
+                out[i, f] = max(out[i, f], value_at(values, half, neighbour, f))

@@ -50,9 +50,9 @@ class RawGraph:
 def cleaned(raw: RawGraph) -> tuple[RawGraph, dict[str, int]]:
     """Return the graph without self-loops and duplicates, and how many were dropped; year becomes int32.
 
-    Edges come back sorted by (source, target). An undirected edge given both ways or twice becomes one pair (low, high).
-    Raises InvalidInput with every flaw that no clean-up can mend: ids, features or years out of range, wrong shapes, no
-    edges.
+    Edges come back sorted by (source, target). An undirected edge given both ways or twice is one pair (low, high).
+    Raises InvalidInput with every flaw that no clean-up can mend: ids, features or years out of range, wrong shapes,
+    no edges.
     """
     problems = _flaws(raw)
     if problems:
@@ -71,9 +71,7 @@ def cleaned(raw: RawGraph) -> tuple[RawGraph, dict[str, int]]:
     return replace(raw, edges=edges, year=year, split=split), counts
 
 
-def unique_edges(
-    edges: NDArray[np.int64], num_nodes: int, directed: bool
-) -> tuple[NDArray[np.int64], dict[str, int]]:
+def unique_edges(edges: NDArray[np.int64], num_nodes: int, directed: bool) -> tuple[NDArray[np.int64], dict[str, int]]:
     """Return int64 [2, E'] sorted, without self-loops and duplicates, and the counts of what was dropped."""
     kept = edges[:, edges[0] != edges[1]]
     counts = {"self_loops": edges.shape[1] - kept.shape[1]}
@@ -90,7 +88,8 @@ def unique_edges(
 def sorted_unique(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the distinct keys in ascending order; sorts `keys` in place (np.unique would copy)."""
     keys.sort()
-    return keys[np.concatenate([np.ones(min(1, len(keys)), bool), keys[1:] != keys[:-1]])]
+    first = np.concatenate([np.ones(min(1, len(keys)), bool), keys[1:] != keys[:-1]])
+    return np.asarray(keys[first])
 
 
 def symmetric(edges: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
@@ -114,7 +113,7 @@ def among(keys: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.b
 
 
 def as_ids(name: str, array: Any) -> NDArray[np.int64]:
-    """Return ids as int64 (small unsigned ones would wrap in u * N + v); raises InvalidInput unless they are integers."""
+    """Return ids as int64 (small unsigned ones would wrap in u * N + v); raises InvalidInput unless integers."""
     ids = np.asarray(array)
     if ids.dtype.kind not in "iu":
         _refuse(name, "ids are integers", str(ids.dtype))

@@ -6,6 +6,7 @@ import fcntl
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from horovod_trainer.config import DataSection
 from horovod_trainer.data.checks import check_split
 from horovod_trainer.data.graph import RawGraph, Split, cleaned, row_pointers, symmetric
-from horovod_trainer.data.sources import Source, source_of
+from horovod_trainer.data.sources import source_of
 from horovod_trainer.data.splits import make_split, true_citations
 from horovod_trainer.data.store import StoreWriter, open_store
 from horovod_trainer.errors import InvalidInput, NotFound, Unreachable
@@ -29,57 +30,37 @@ _NO_CONTENT = ("store", "path", "download")  # where things lie does not change 
 def prepare_store(config: DataSection, progress: Progress) -> Path:
     """Return the folder of the store that `config` describes, made unless it is there already.
 
-    A store of the same settings and the same raw files is left alone, and progress hears "unchanged"; any other store in
-    its place is replaced. Without a network the source pubmed falls back to the generator; manifest["source"] and
+    A store of the same settings and the same raw files is left alone, and progress hears "unchanged"; any other store
+    in its place is replaced. Without a network the source pubmed falls back to the generator; manifest["source"] and
     manifest["warnings"] say so. Raises InvalidInput, NotFound, Unreachable, Conflict.
     """
     path = Path(config.store)
     with _alone(path):
-        source, digests, fallback = _source(config, progress)
-        if _unchanged(path, config, digests, fallback):
+        digests = source_of(config.source).fingerprint(config, progress)
+        if _unchanged(path, config, config.source, digests):
             progress("unchanged", 1, 1)
             return path
-        raw = source.load(config, progress)
-        warnings = list(raw.warnings) + ([fallback] if fallback else [])
-        progress("clean", 0, 1)
-        graph, cleanup = cleaned(raw)
-        del raw
-        progress("clean", 1, 1)
-        progress("split", 0, 1)
-        split, notes = make_split(graph, config)
-        progress("split", 1, 1)
-        progress("check", 0, 1)
-        checks, doubts = check_split(graph, split, true_citations(graph))
-        progress("check", 1, 1)
-        origin = f"{graph.origin}; {fallback}" if fallback else graph.origin
-        manifest = {
-            "name": graph.name,
-            "directed": graph.directed,
-            "source": {"kind": graph.kind, "origin": origin, "licence": graph.licence, "digests": digests},
-            "config": config.model_dump(mode="json"),
-            "counts": _counts(graph, split),
-            "cleanup": cleanup,
-            "checks": checks,
-            "warnings": warnings + notes + doubts,
-        }
-        with StoreWriter(path) as writer:
-            manifest["counts"] |= _write(writer, graph, split, config, progress)
-            writer.commit(manifest, progress)
+        raw = _load(config, digests, progress)
+        if raw.kind != config.source and _unchanged(path, config, raw.kind, raw.digests):
+            progress("unchanged", 1, 1)
+            return path
+        _build(path, raw, config, progress)
     return path
 
 
-def _source(config: DataSection, progress: Progress) -> tuple[Source, dict[str, str], str | None]:
-    """Return the source, the digests of its raw files, and why it is not the one asked for, if so."""
-    source = source_of(config.source)
+def _load(config: DataSection, digests: dict[str, str], progress: Progress) -> RawGraph:
+    """Return the raw graph; the generator's, saying why, where pubmed cannot be reached."""
     try:
-        return source, source.fingerprint(config, progress), None
+        return replace(source_of(config.source).load(config, progress), digests=digests)
     except Unreachable as failure:
-        if config.source != "pubmed" or config.path is not None:
+        if config.source != "pubmed":
             raise
-        return source_of("synthetic"), {}, f"generated in place of pubmed: {failure}"
+        reason = f"generated in place of pubmed: {failure}"
+    raw = source_of("synthetic").load(config, progress)
+    return replace(raw, origin=f"{raw.origin}; {reason}", warnings=(*raw.warnings, reason))
 
 
-def _unchanged(path: Path, config: DataSection, digests: dict[str, str], fallback: str | None) -> bool:
+def _unchanged(path: Path, config: DataSection, kind: str, digests: dict[str, str]) -> bool:
     """Return whether an intact store of these settings and raw files is there."""
     try:
         manifest = open_store(path).manifest
@@ -87,8 +68,35 @@ def _unchanged(path: Path, config: DataSection, digests: dict[str, str], fallbac
         return False
     skip = dict.fromkeys(_NO_CONTENT)
     same = {**manifest["config"], **skip} == {**config.model_dump(mode="json"), **skip}
-    generated = manifest["source"]["kind"] != config.source
-    return same and manifest["source"]["digests"] == digests and generated == (fallback is not None)
+    return same and manifest["source"]["digests"] == digests and manifest["source"]["kind"] == kind
+
+
+def _build(path: Path, raw: RawGraph, config: DataSection, progress: Progress) -> None:
+    """Clean, split, check and write the store."""
+    progress("clean", 0, 1)
+    graph, cleanup = cleaned(raw)
+    progress("clean", 1, 1)
+    progress("split", 0, 1)
+    split, notes = make_split(graph, config)
+    progress("split", 1, 1)
+    progress("check", 0, 1)
+    checks, doubts = check_split(graph, split, true_citations(graph))
+    progress("check", 1, 1)
+    manifest: dict[str, Any] = {
+        "name": graph.name,
+        "directed": graph.directed,
+        "source": {
+            "kind": graph.kind, "origin": graph.origin, "licence": graph.licence, "digests": graph.digests,
+        },
+        "config": config.model_dump(mode="json"),
+        "counts": _counts(graph, split),
+        "cleanup": cleanup,
+        "checks": checks,
+        "warnings": [*graph.warnings, *notes, *doubts],
+    }  # fmt: skip
+    with StoreWriter(path) as writer:
+        manifest["counts"]["graph_edges"] = _write(writer, graph, split, config, progress)
+        writer.commit(manifest, progress)
 
 
 @contextmanager
@@ -115,10 +123,8 @@ def _counts(graph: RawGraph, split: Split) -> dict[str, Any]:
     }
 
 
-def _write(
-    writer: StoreWriter, graph: RawGraph, split: Split, config: DataSection, progress: Progress
-) -> dict[str, int]:
-    """Write every array; return the counts that only now are known."""
+def _write(writer: StoreWriter, graph: RawGraph, split: Split, config: DataSection, progress: Progress) -> int:
+    """Write every array; return the number of entries of the message-passing graph."""
     n = graph.num_nodes
     source, target = _sorted(split.train, n)
     writer.put("train_indptr", row_pointers(source, n), np.int64)
@@ -138,7 +144,7 @@ def _write(
             writer.put(f"{name}_negatives", held.negatives, np.int32)
         if held.pool is not None:
             writer.put(f"{name}_pool", held.pool, np.int32)
-    return {"graph_edges": len(indices)}
+    return len(indices)
 
 
 def _sorted(edges: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
@@ -158,7 +164,9 @@ def _write_features(writer: StoreWriter, graph: RawGraph, config: DataSection, p
         with np.errstate(over="ignore"):
             out[first : first + _ROWS] = block
         if not np.isfinite(out[first : first + _ROWS]).all():
-            raise InvalidInput(f"{graph.name}: features do not fit {config.feature_type}; set data.feature_type=float32")
+            raise InvalidInput(
+                f"{graph.name}: features do not fit {config.feature_type}; set data.feature_type=float32"
+            )
         progress("features", min(len(raw), first + _ROWS), len(raw))
     return out
 
@@ -199,5 +207,3 @@ def _max_rows(indptr: Any, indices: Any, values: Any, first: Any, out: Any) -> N
         for e in range(start + 1, stop):
             for f in range(out.shape[1]):
                 out[i, f] = max(out[i, f], values[indices[e], f])
-
-

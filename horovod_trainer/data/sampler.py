@@ -63,9 +63,7 @@ def sample_blocks(
     blocks = []
     for hop, fanout in enumerate(fanouts):
         num_dst = table.count
-        indptr, neighbours, remaining = draw_neighbours(
-            graph, table.nodes(), exclusion, fanout, derive_key(key, hop)
-        )
+        indptr, neighbours, remaining = draw_neighbours(graph, table.nodes(), exclusion, fanout, derive_key(key, hop))
         cols = table.add(neighbours)
         blocks.append(Block(num_dst, table.count, indptr, cols, remaining))
     return table.nodes().copy(), blocks

@@ -36,8 +36,8 @@ class Draw(IntEnum):
 def make_split(graph: RawGraph, config: DataSection) -> tuple[Split, list[str]]:
     """Return the split of a cleaned graph that config asks for, and warnings.
 
-    auto takes the split that came with the data, else splits by time when there are years and directions, else at random.
-    Undirected training pairs get a random direction each. Raises InvalidInput where the graph cannot be split that way.
+    auto takes the split that came with the data, else splits by time if there are years and directions, else at
+    random. Undirected training pairs get a random direction each. Raises InvalidInput where that cannot be done.
     """
     kind = config.split
     if kind == "auto":
@@ -60,13 +60,13 @@ def make_split(graph: RawGraph, config: DataSection) -> tuple[Split, list[str]]:
 
 
 def true_citations(graph: RawGraph) -> Candidates:
-    """Return what a source of this cleaned graph may be ranked against, and everything it truly cites (or is linked to)."""
+    """Return what a source of this cleaned graph may be ranked against, and all it truly cites (or links to)."""
     source, target = graph.edges if graph.directed else symmetric(graph.edges, graph.num_nodes)
     return Candidates.build(row_pointers(source, graph.num_nodes), target.astype(np.int32), graph.year)
 
 
 def draw_negatives(candidates: Candidates, source: NDArray[Any], count: int, key: int) -> NDArray[np.int32]:
-    """Return int32 [Q, count] tails, row i uniform over the papers not later than source[i], never itself or cited by it.
+    """Return int32 [Q, count] tails, row i uniform over papers not later than source[i], never itself or cited by it.
 
     Raises InvalidInput when a source has fewer such papers than `count`.
     """
@@ -96,7 +96,7 @@ def _admissible(candidates: Candidates, source: NDArray[Any], limits: NDArray[np
         citing = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
         later = year[candidates.citations] > year[citing]
         degree = degree - np.bincount(citing[later], minlength=len(indptr) - 1)[source]
-    return limits - degree - 1
+    return np.asarray(limits - degree - 1)
 
 
 @compiled
@@ -128,7 +128,9 @@ def _by_time(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int
     options = np.bincount(source[eligible], minlength=n)
     sources = np.flatnonzero((np.bincount(source, minlength=n) >= REFERENCES) & (options >= 2))
     if len(sources) == 0:
-        raise InvalidInput(Problem("data.split", f"no paper of {graph.name} has {REFERENCES} references to split", "time"))
+        raise InvalidInput(
+            Problem("data.split", f"no paper of {graph.name} has {REFERENCES} references to split", "time")
+        )
     wanted = max(1, round((config.valid_fraction + config.test_fraction) * len(source) / 2))
     shuffled = sources[permutation(derive_key(config.split_seed, Draw.SOURCES), len(sources), 0, len(sources))]
     chosen = np.sort(shuffled[np.argsort(-year[shuffled], kind="stable")][:wanted])

@@ -20,7 +20,19 @@ from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_KEYS = ("format", "name", "directed", "source", "config", "counts", "cleanup", "checks", "warnings", "arrays", "digest")
+_KEYS = (
+    "format",
+    "name",
+    "directed",
+    "source",
+    "config",
+    "counts",
+    "cleanup",
+    "checks",
+    "warnings",
+    "arrays",
+    "digest",
+)
 _REQUIRED = (
     "indptr", "indices", "train_indptr", "train_source", "train_target", "features", "neighbour_sum",
     "valid_edge", "test_edge",
@@ -33,7 +45,7 @@ SplitName = Literal["valid", "test"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Edges kept out of training: edge [Q, 2], with negative tails [Q, K] per edge, or one shared pool [P, 2] of pairs."""
+    """Edges kept out of training: edge [Q, 2], with negative tails [Q, K] per edge or one shared pool [P, 2]."""
 
     edge: NDArray[np.int32]
     negatives: NDArray[np.int32] | None = None
@@ -44,9 +56,9 @@ class HeldOut:
 class Store:
     """An open store; every array is read-only and memory-mapped, so that the ranks of a node share one copy.
 
-    indptr int64 [N+1], indices int32 [M]: the symmetric message-passing graph. train_indptr int64 [N+1], train_source and
-    train_target int32 [E]: the seeds. features float32|float16 [N, F], neighbour_sum and neighbour_max float32 [N, F],
-    year int32 [N].
+    indptr int64 [N+1], indices int32 [M]: the symmetric message-passing graph. train_indptr int64 [N+1], train_source
+    and train_target int32 [E]: the seeds. features float32|float16 [N, F], neighbour_sum and neighbour_max float32
+    [N, F], year int32 [N].
     """
 
     path: Path
@@ -101,7 +113,7 @@ def open_store(path: Path) -> Store:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the store in `path`; raises NotFound when there is none, InvalidInput when it is damaged."""
+    """Return the manifest of the store in `path`; raises NotFound without one, InvalidInput when damaged."""
     file = path / MANIFEST
     try:
         manifest = json.loads(file.read_text("utf-8"))
@@ -177,7 +189,7 @@ def _store_digest(arrays: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 class StoreWriter:
-    """Builds a store in a folder beside its place; `commit` moves it there whole, and leaving without commit removes it."""
+    """Builds a store in a folder beside its place; `commit` moves it there whole, leaving without it removes all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -237,7 +249,7 @@ class StoreWriter:
         self._replace()
 
     def _replace(self) -> None:
-        """Move the finished folder into place; a folder cannot be renamed over a full one, so the old one steps aside."""
+        """Move the finished folder into place; the old one steps aside: no folder is renamed over a full one."""
         if not self.path.exists():
             os.rename(self._folder, self.path)
         else:

@@ -16,13 +16,13 @@ class Source(Protocol):
     """One kind of raw data: a module of this package."""
 
     def fingerprint(self, config: DataSection, progress: Progress) -> dict[str, str]:
-        """Return file name -> SHA-256 of the raw files, fetching them first where config allows; {} without raw files.
-
-        Raises NotFound or Unreachable where they cannot be had.
-        """
+        """Return file name -> SHA-256 of the raw files; {} without any. Raises NotFound."""
 
     def load(self, config: DataSection, progress: Progress) -> RawGraph:
-        """Return the graph in the raw files; raises InvalidInput naming the file that is not what it should be."""
+        """Return the graph in the raw files, fetched first where config allows.
+
+        Raises InvalidInput naming the file that is not what it should be, Unreachable where it cannot be fetched.
+        """
 
 
 def source_of(kind: str) -> Source:

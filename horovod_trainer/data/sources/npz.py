@@ -1,8 +1,8 @@
 """The npz source: a folder (or one file) of plain numpy archives, with a split of its own or without.
 
-Graph members: edge_index [2, E] (row 0 cites row 1); optional num_nodes, node_year [N], directed, and features as x [N, F]
-or as CSR parts x_data, x_indices, x_shape with x_indptr or x_rownnz. Split members (in the same or another file):
-train_edge [2, E], source [Q], valid_target and test_target [Q], valid_target_neg and test_target_neg [Q, K].
+Graph members: edge_index [2, E] (row 0 cites row 1); optional num_nodes, node_year [N], directed, and features as x
+[N, F] or as CSR parts x_data, x_indices, x_shape with x_indptr or x_rownnz. Split members (in the same or another
+file): train_edge [2, E], source [Q], valid_target and test_target [Q], valid_target_neg and test_target_neg [Q, K].
 Anything else, labels among it, is never read.
 """
 
@@ -24,7 +24,19 @@ from horovod_trainer.errors import InvalidInput, NotFound, Problem
 _GRAPH = "edge_index"
 _SPLIT = ("train_edge", "source", "valid_target", "test_target", "valid_target_neg", "test_target_neg")
 _WANTED = frozenset(
-    (_GRAPH, "num_nodes", "node_year", "directed", "x", "x_data", "x_indices", "x_indptr", "x_rownnz", "x_shape", *_SPLIT)
+    (
+        _GRAPH,
+        "num_nodes",
+        "node_year",
+        "directed",
+        "x",
+        "x_data",
+        "x_indices",
+        "x_indptr",
+        "x_rownnz",
+        "x_shape",
+        *_SPLIT,
+    )
 )
 
 
@@ -46,17 +58,21 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
     where = str(files[0].parent if len(files) > 1 else files[0])
     if _GRAPH not in members:
         raise InvalidInput(Problem(where, f"no {_GRAPH} in any of {', '.join(file.name for file in files)}"))
-    edges = as_ids(f"{where}: {_GRAPH}", members[_GRAPH])
+    try:
+        return _graph(where, ", ".join(file.name for file in files), members)
+    except (TypeError, ValueError, IndexError, MemoryError) as failure:  # of arrays whose shapes make no sense
+        raise InvalidInput(Problem(where, f"the arrays do not fit together: {failure}")) from None
+
+
+def _graph(where: str, origin: str, members: dict[str, NDArray[Any]]) -> RawGraph:
     features = _features(where, members)
-    num_nodes = members.get("num_nodes")
-    if num_nodes is None and features is None:
+    if "num_nodes" not in members and features is None:
         raise InvalidInput(Problem(where, "needs num_nodes or features: nodes without edges count too"))
-    n = int(num_nodes) if num_nodes is not None else len(features)  # type: ignore[arg-type]  # one of the two is there
     return RawGraph(
-        name=Path(where).stem, kind="npz", origin=", ".join(file.name for file in files),
-        licence="as stated by whoever made the files", num_nodes=n, edges=edges,
-        directed=bool(members.get("directed", True)), features=features, year=members.get("node_year"),
-        split=_split(where, members), digests=fingerprint(config, progress),
+        name=Path(where).stem, kind="npz", origin=origin, licence="as stated by whoever made the files",
+        num_nodes=int(members["num_nodes"]) if features is None else len(features),
+        edges=as_ids(f"{where}: {_GRAPH}", members[_GRAPH]), directed=bool(members.get("directed", True)),
+        features=features, year=members.get("node_year"), split=_split(where, members),
     )  # fmt: skip
 
 
@@ -88,7 +104,10 @@ def _features(where: str, members: dict[str, NDArray[Any]]) -> NDArray[Any] | No
     shape = members.get("x_shape")
     if columns is None or shape is None or not {"x_indptr", "x_rownnz"} & members.keys():
         raise InvalidInput(Problem(where, "x_data needs x_indices, x_shape and x_indptr or x_rownnz"))
-    rows_of = np.diff(members["x_indptr"].astype(np.int64)) if "x_indptr" in members else members["x_rownnz"]
+    if "x_indptr" in members:
+        rows_of = np.diff(as_ids(f"{where}: x_indptr", members["x_indptr"]))
+    else:
+        rows_of = as_ids(f"{where}: x_rownnz", members["x_rownnz"])
     n, width = (int(size) for size in shape)
     columns = as_ids(f"{where}: x_indices", columns)
     fits = len(rows_of) == n and rows_of.sum() == len(data) == len(columns) and (rows_of >= 0).all()

@@ -1,8 +1,8 @@
 """A citation-like generator: topics, preferential attachment, years, features that carry the topic.
 
 Papers appear in order of year, ever more of them. Most references go to earlier papers of the same topic, recent ones
-first; half of them are copied from the reference list of the paper found, which is preferential attachment (Kleinberg et
-al. 1999, "The web as a graph"), or of a paper already cited, which is co-citation. A pure function of the seed.
+first, or are copied: from the reference list of the paper so found, which is preferential attachment (Kleinberg et al.
+1999, "The web as a graph"), or from that of a paper already cited, which is co-citation. A pure function of the seed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from horovod_trainer.jit import compiled
 
 GROWTH = 1.07  # papers per year over the year before
 FOREIGN = 0.1  # share of references to any topic
-COCITED = 0.4  # share of references taken from the list of a paper already cited
-COPIED = 0.5  # share of the rest copied from the list of the paper found: preferential attachment
+COCITED = 0.25  # share of references taken from the list of a paper already cited
+COPIED = 0.3  # share of the rest copied from the list of the paper found: preferential attachment
 NOISE = 1.5  # standard deviation of a feature around its topic's centre, whose entries have deviation 1
 _TRIES = 8
 _ROWS = 1 << 15  # of one random stream: changing it changes the data
@@ -83,9 +83,7 @@ def _cite(topic: Any, topic_start: Any, by_topic: Any, indptr: Any, key: Any) ->
             for _ in range(_TRIES):
                 if i == 0:
                     break
-                found = _find_paper(
-                    i, topic[i], topic_start, by_topic, seen, indptr, cited, made, paper_key, draw
-                )
+                found = _find_paper(i, topic[i], topic_start, by_topic, seen, indptr, cited, made, paper_key, draw)
                 draw += 6
                 fresh = found >= 0
                 for e in range(start, start + made[i]):
@@ -105,7 +103,6 @@ def _find_paper(
 ) -> Any:  # fmt: skip
     """Return an earlier paper than i, or -1."""
     dice = below64(key, draw, 1 << 30) / (1 << 30)
-    via = -1
     if dice < COCITED and made[i] > 0:
         via = np.int64(cited[indptr[i] + below64(key, draw + 1, made[i])])
         copies = True
@@ -123,9 +120,7 @@ def _find_paper(
     return np.int64(cited[indptr[via] + below64(key, draw + 4, made[via])])
 
 
-def _features(
-    topic: NDArray[np.int32], settings: Synthetic, dtype: DTypeLike, progress: Progress
-) -> NDArray[Any]:
+def _features(topic: NDArray[np.int32], settings: Synthetic, dtype: DTypeLike, progress: Progress) -> NDArray[Any]:
     """Return features [N, F]: the topic's centre plus noise, block by block."""
     centres = _normal(settings.seed, 2, 0, (settings.topics, settings.features))
     out = np.empty((len(topic), settings.features), dtype)

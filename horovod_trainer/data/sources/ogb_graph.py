@@ -1,0 +1,150 @@
+"""The graph of an OGB folder: gzipped CSV read in chunks, npz, or what OGB's classes left in processed/."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]  # ships no types
+from numpy.typing import NDArray
+
+from horovod_trainer.data.graph import as_ids
+from horovod_trainer.data.sources import Progress
+from horovod_trainer.data.sources.torchfiles import load_torch_file
+from horovod_trainer.errors import InvalidInput, NotFound, Problem
+
+_CHUNK = 1 << 18  # CSV rows parsed at a time: bounds memory
+_PYG, _PLAIN = "processed/geometric_data_processed.pt", "processed/data_processed"
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """edges int64 [2, E] (the training graph, each edge once), features float32 [N, F] or None, year [N] or None."""
+
+    num_nodes: int
+    edges: NDArray[np.int64]
+    features: NDArray[np.float32] | None
+    year: NDArray[Any] | None
+
+
+def graph_files(folder: Path) -> list[Path]:
+    """Return the files that `read_graph` reads, raw ones first choice; raises NotFound when there are none."""
+    raw = folder / "raw"
+    if (raw / "edge.csv.gz").is_file():
+        names = ("edge", "node-feat", "node_year", "num-node-list", "num-edge-list")
+        return [file for name in names if (file := raw / f"{name}.csv.gz").is_file()]
+    for file in (raw / "data.npz", folder / _PYG, folder / _PLAIN):
+        if file.is_file():
+            return [file]
+    raise NotFound(Problem(str(folder), "no raw/edge.csv.gz, no raw/data.npz and no processed graph"))
+
+
+def read_graph(folder: Path, both_ways: bool, progress: Progress) -> GraphFile:
+    """Return the graph in an OGB folder; both_ways: processed files hold every edge followed by its reverse."""
+    first = graph_files(folder)[0]
+    if first.name == "edge.csv.gz":
+        return _from_csv(first.parent, progress)
+    if first.suffix == ".npz":
+        return _from_npz(first)
+    return _from_processed(first, both_ways)
+
+
+def _from_csv(raw: Path, progress: Progress) -> GraphFile:
+    nodes, edges = (_single(raw / f"num-{kind}-list.csv.gz") for kind in ("node", "edge"))
+    pairs = _read_csv(raw / "edge.csv.gz", edges, np.int64, progress)
+    if pairs.shape[1] != 2:
+        raise InvalidInput(Problem(str(raw / "edge.csv.gz"), "has two columns", pairs.shape[1]))
+    features, year = raw / "node-feat.csv.gz", raw / "node_year.csv.gz"
+    return GraphFile(
+        nodes,
+        np.ascontiguousarray(pairs.T),
+        _read_csv(features, nodes, np.float32, progress) if features.is_file() else None,
+        _read_csv(year, nodes, np.float64, progress)[:, 0] if year.is_file() else None,
+    )
+
+
+def _single(file: Path) -> int:
+    """Return the one number in a file of counts."""
+    counts = _read_csv(file, None, np.int64, lambda stage, done, total: None)
+    if counts.shape != (1, 1):
+        raise InvalidInput(Problem(str(file), "holds one count: a single graph", counts.shape))
+    return int(counts[0, 0])
+
+
+def _read_csv(file: Path, rows: int | None, dtype: type[np.generic], progress: Progress) -> NDArray[Any]:
+    """Return a gzipped CSV of numbers as [rows, columns]; raises InvalidInput when it has not that many rows."""
+    out: NDArray[Any] | None = None
+    done = 0
+    try:
+        for chunk in pd.read_csv(file, header=None, chunksize=_CHUNK, compression="gzip"):
+            block = chunk.to_numpy()
+            if block.dtype.kind not in ("iu" if dtype is np.int64 else "iuf"):
+                raise ValueError(f"holds {block.dtype}, not numbers of type {dtype.__name__}")
+            if out is None:
+                out = np.empty((len(block) if rows is None else rows, block.shape[1]), dtype)
+            if done + len(block) <= len(out):
+                out[done : done + len(block)] = block
+            done += len(block)
+            progress(f"read {file.name}", min(done, len(out)), len(out))
+    except FileNotFoundError:
+        raise NotFound(Problem(str(file), "missing")) from None
+    except (ValueError, EOFError, OSError, zlib.error) as failure:  # pandas' parser errors are ValueErrors
+        raise InvalidInput(Problem(str(file), f"not a readable gzipped CSV: {failure}")) from None
+    if out is None or done != len(out):
+        raise InvalidInput(Problem(str(file), f"should hold {rows} rows", done))
+    return out
+
+
+def _from_npz(file: Path) -> GraphFile:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            parts = {name: archive[name] for name in archive.files if name != "edge_feat"}
+        nodes, edges = (int(parts[name].item()) for name in ("num_nodes_list", "num_edges_list"))
+        pairs, features = parts["edge_index"], parts.get("node_feat")
+    except (KeyError, ValueError, EOFError, OSError) as failure:
+        raise InvalidInput(Problem(str(file), f"not OGB's npz layout: {failure}")) from None
+    return _checked(file, nodes, pairs, edges, features, parts.get("node_year"))
+
+
+def _from_processed(file: Path, both_ways: bool) -> GraphFile:
+    """Return the graph that an OGB class cached: PyG's (Data, slices) or a dictionary of numpy arrays."""
+    if file.name == Path(_PLAIN).name:
+        content = load_torch_file(file)
+    else:
+        from torch_geometric.data.data import Data, DataEdgeAttr, DataTensorAttr
+        from torch_geometric.data.storage import GlobalStorage
+
+        content = load_torch_file(file, (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage))
+        content = content[0] if isinstance(content, tuple) and content else content
+        content = content.to_dict() if isinstance(content, Data) else content
+    if not isinstance(content, dict) or not {"edge_index", "num_nodes"} <= content.keys():
+        raise InvalidInput(Problem(str(file), "holds no graph: edge_index and num_nodes"))
+    pairs = np.asarray(content["edge_index"])[:, :: 2 if both_ways else 1]
+    features = content.get("node_feat", content.get("x"))
+    return _checked(file, int(content["num_nodes"]), pairs, pairs.shape[1], features, content.get("node_year"))
+
+
+def _checked(file: Path, nodes: int, pairs: Any, edges: int, features: Any, year: Any) -> GraphFile:
+    """Return the graph of arrays in memory after checking their sizes against each other."""
+    pairs = as_ids(f"{file}: edge_index", pairs)
+    found = []
+    if pairs.shape != (2, edges):
+        found.append(Problem(f"{file}: edge_index", f"must be [2, {edges}]", pairs.shape))
+    features = None if features is None else np.asarray(features)
+    year = None if year is None else np.asarray(year)
+    found += [
+        Problem(f"{file}: {name}", f"needs {nodes} rows", len(array))
+        for name, array in (("node_feat", features), ("node_year", year))
+        if array is not None and len(array) != nodes
+    ]
+    if found:
+        raise InvalidInput(found)
+    return GraphFile(
+        nodes,
+        np.ascontiguousarray(pairs),
+        None if features is None else features.astype(np.float32),
+        None if year is None else year.reshape(nodes, -1)[:, 0],
+    )
