@@ -100,7 +100,8 @@ def build_evaluators(config: Config, store: Store, comm: Communicator, threads: 
     """Return the evaluator of each split; test adds the validation edges to the graph only when told to."""
     graph = message_graph(config, store)
     stored = first_hop(config, store).stored
-    plain = Evaluator(graph, inputs(config, store, graph), comm, config.evaluate, stored, threads)
+    citations = (store.train_indptr, store.train_target) if store.directed else None
+    plain = Evaluator(graph, inputs(config, store, graph), comm, config.evaluate, stored, threads, citations)
     if not config.evaluate.use_valid_edges:
         return {"valid": plain, "test": plain}
     wider = add_edges(graph, store.held_out("valid").edge)

@@ -66,7 +66,12 @@ def verify(store: Annotated[Path, typer.Argument(help="Folder that `prepare` mad
 
 
 @app.command()
-def train(config: ConfigFiles, override: Overrides, output: Output = "text") -> None:
+def train(
+    config: ConfigFiles,
+    override: Overrides,
+    max_hours: Annotated[float | None, typer.Option(help="Stop after this long: short for train.max_hours.")] = None,
+    output: Output = "text",
+) -> None:
     """Train on a prepared store; under horovodrun or mpirun on all its ranks."""
     want_output(output)
     from horovod_trainer import console
@@ -74,6 +79,7 @@ def train(config: ConfigFiles, override: Overrides, output: Output = "text") -> 
     from horovod_trainer.config import load_config
     from horovod_trainer.data.store import open_store
 
+    override = override if max_hours is None else [*override, f"train.max_hours={max_hours}"]
     settings = load_config(config, override)
     console.setup_logging(launcher_rank())
     store = open_store(Path(settings.data.store))  # before Horovod starts: what is missing is said at once
@@ -89,7 +95,7 @@ def train(config: ConfigFiles, override: Overrides, output: Output = "text") -> 
         plot = run.finish(trainer.model, result)
         rows = {f"{split} {name}": value for split in ("valid", "test") for name, value in result[split].items()}
         shown = {"best epoch": result["best_epoch"], "steps": result["steps"], "seconds": round(result["seconds"], 1)}
-        title = f"{result['data']['name']}, {comm.size} ranks, validation edges at test time: " + (
+        title = f"{result['data']['name']}, {console.counted(comm.size, 'rank')}, validation edges at test time: " + (
             "in the graph" if settings.evaluate.use_valid_edges else "not in the graph"
         )
         show(output, title, rows | shown, result, f"ended: {result['ended']}", closing(result, plot))

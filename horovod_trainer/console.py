@@ -73,10 +73,16 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     console.print(shown)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 rank`, `2 ranks`, `1,000 ranks`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 class Progress:
     """A task's progress on stderr: a live bar on a terminal, otherwise a log line every few seconds; rank 0 only."""
 
-    def __init__(self, description: str, total: int | None) -> None:
+    def __init__(self, description: str, total: int | None, lines: bool = True) -> None:
+        self.lines = lines
         self.description, self.total, self.done = description, total, 0
         self._started = self._said = time.monotonic()
         self._bar: rich.progress.Progress | None = None
@@ -89,6 +95,11 @@ class Progress:
             atexit.register(self.close)  # a bar left open would leave the cursor hidden
         return self
 
+    @property
+    def live(self) -> bool:
+        """Whether a bar is on the screen."""
+        return self._bar is not None
+
     def advance(self, n: int = 1, note: str = "") -> None:
         """Count n more units done; the note, if any, is shown beside them."""
         self.reach(self.done + n, note)
@@ -98,7 +109,7 @@ class Progress:
         self.done = done
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, note=note)
-        elif time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+        elif self.lines and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
             get_logger().info("%s", self._line(note))
 
@@ -120,9 +131,9 @@ class Progress:
         return f"{line}, {note}" if note else line
 
 
-def progress(description: str, total: int | None) -> Progress:
-    """Return a context manager to count `total` units (None: unknown) with; see Progress."""
-    return Progress(description, total)
+def progress(description: str, total: int | None, lines: bool = True) -> Progress:
+    """Return a context manager to count `total` units (None: unknown) with; lines=False: silent where no bar can be."""
+    return Progress(description, total, lines)
 
 
 class _Stages:

@@ -14,11 +14,12 @@ from horovod_trainer import metrics
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import EvaluateSection
 from horovod_trainer.counters import Stream, derive_key, permutation
+from horovod_trainer.data.exclusion import find
 from horovod_trainer.data.gather import Features
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.inference import Matrix, embed, one_thread_per_block
-from horovod_trainer.jit import reassociated
+from horovod_trainer.jit import compiled, reassociated
 from horovod_trainer.model import DotDecoder, Dropout, LinkPredictor
 
 QUERIES_PER_BLOCK = 8  # 8 x 1,001 candidates x 256 floats are 8 MB for the MLP decoder: one block stays in cache
@@ -26,7 +27,10 @@ QUERIES_PER_BLOCK = 8  # 8 x 1,001 candidates x 256 floats are 8 MB for the MLP 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What scoring needs besides a model: the message-passing graph, its inputs, and who shares the work."""
+    """What scoring needs besides a model: the message-passing graph, its inputs, and who shares the work.
+
+    citations: the directed training edges (CSR), to report the MRR without the queries whose reverse is one of them.
+    """
 
     graph: Graph
     features: Features
@@ -34,6 +38,7 @@ class Evaluator:
     config: EvaluateSection
     stored_first_hop: bool
     threads: int
+    citations: tuple[NDArray[np.int64], NDArray[np.int32]] | None = None
 
     def run(
         self,
@@ -69,7 +74,10 @@ class Evaluator:
                     model, h, edge[first:last, 0], candidates(edge[first:last, 1], negatives[first:last])
                 ),
             )
-            return ranking(scores, self.config.hits)
+            result = ranking(scores, self.config.hits)
+            if self.citations is not None and (answered := reciprocal(edge, *self.citations)).any():
+                result["mrr_without_reciprocal"] = metrics.mrr(metrics.ranks(scores[~answered]))
+            return result
         if held_out.pool is None:
             raise ValueError("held-out edges come with negatives per query or with one shared pool")
         pool = np.asarray(held_out.pool)
@@ -112,6 +120,20 @@ def subset(held_out: HeldOut, queries: int | None, seed: int) -> HeldOut:
     chosen = np.sort(permutation(derive_key(seed, Stream.VALIDATION_SUBSET), len(held_out.edge), 0, queries))
     negatives = held_out.negatives[chosen] if held_out.negatives is not None else None
     return HeldOut(edge=held_out.edge[chosen], negatives=negatives, pool=held_out.pool)
+
+
+def reciprocal(edge: NDArray[Any], indptr: NDArray[np.int64], citations: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return bool [Q]: whether the reverse of a held-out edge [Q, 2] is a training citation, so the graph shows the pair."""
+    out = np.zeros(len(edge), np.bool_)
+    _reciprocal(edge.astype(np.int64), indptr, citations, out)
+    return out
+
+
+@compiled
+def _reciprocal(edge: Any, indptr: Any, citations: Any, out: Any) -> None:
+    for q in range(edge.shape[0]):
+        start, stop = indptr[edge[q, 1]], indptr[edge[q, 1] + 1]
+        out[q] = find(citations, start, stop, edge[q, 0]) >= 0
 
 
 def candidates(target: NDArray[Any], negatives: NDArray[Any]) -> NDArray[np.int64]:

@@ -42,8 +42,8 @@ class HostMatrix:
         comm.broadcast_([shared])
         path = scratch / f"horovod-trainer-{int(shared[0]):x}-{hosts.index(comm.host)}"
         if self._leader:
-            with open(path, "wb") as file:
-                file.truncate(max(1, shape[0] * shape[1] * 4))
+            with open(path, "wb") as file:  # reserved now: a full disk is an error here, a bus error in a mapped page
+                os.posix_fallocate(file.fileno(), 0, max(1, shape[0] * shape[1] * 4))
         comm.barrier()
         self.rows: Matrix = np.memmap(path, np.float32, "r+", shape=shape)
         comm.barrier()

@@ -14,6 +14,7 @@ import torch
 from horovod_trainer.assemble import build_model
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config, load_config
+from horovod_trainer.console import counted
 from horovod_trainer.documents import dump_yaml, write_atomic
 from horovod_trainer.errors import InvalidInput, NotFound, Problem
 from horovod_trainer.model import LinkPredictor
@@ -53,7 +54,9 @@ class Run:
         self.telemetry.close()
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         write_atomic(self.folder / WEIGHTS, save(weights, {"format": "horovod_trainer 1"}))
-        plot_run(read_metrics(self.folder / METRICS), self.folder / PLOT)
+        ranks = counted(result["world"]["size"], "rank")
+        title = f"{result['data']['name']}, {ranks}, {result['parameters']:,} parameters"
+        plot_run(read_metrics(self.folder / METRICS), self.folder / PLOT, title)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2, sort_keys=True) + "\n")
         return self.folder / PLOT
 

@@ -14,11 +14,12 @@ from horovod_trainer.aggregate import Hop
 from horovod_trainer.assemble import build_evaluators, build_model, build_recipe, check_store, first_hop
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config
-from horovod_trainer.console import get_logger
+from horovod_trainer.console import counted, get_logger, progress
 from horovod_trainer.data.batches import MicroBatch, Recipe, prefetch
 from horovod_trainer.data.store import Store
 from horovod_trainer.documents import digest
 from horovod_trainer.evaluate import Evaluator
+from horovod_trainer.jit import FIRST_USE
 from horovod_trainer.loss import balanced_correct, link_loss
 from horovod_trainer.model import Dropout, LinkPredictor
 from horovod_trainer.optim import FlatGradients, build_optimizer, learning_rate, set_learning_rate
@@ -64,6 +65,7 @@ class Trainer:
         self.evaluators = build_evaluators(config, store, comm, threads)
         self.timers = PhaseTimers()
         self.progress = Progress()
+        self.bar = progress("train", self.total_steps, lines=False)
         self._warned = False
 
     def _facts(self) -> dict[str, object]:
@@ -80,13 +82,14 @@ class Trainer:
         self._say_what_runs()
         started = time.monotonic()
         deadline = started + 3600 * self.config.train.max_hours if self.config.train.max_hours else math.inf
-        for epoch in range(self.config.train.epochs):
-            keep_going = self._train_epoch(epoch, deadline)
-            last = not keep_going or epoch == self.config.train.epochs - 1
-            if last or (epoch + 1) % self.config.evaluate.every == 0:
-                keep_going = self._validate(epoch) and keep_going
-            if not keep_going:
-                break
+        with self.bar:
+            for epoch in range(self.config.train.epochs):
+                keep_going = self._train_epoch(epoch, deadline)
+                last = not keep_going or epoch == self.config.train.epochs - 1
+                if last or (epoch + 1) % self.config.evaluate.every == 0:
+                    keep_going = self._validate(epoch) and keep_going
+                if not keep_going:
+                    break
         return self._finish(time.monotonic() - started)
 
     def _train_epoch(self, epoch: int, deadline: float) -> bool:
@@ -173,6 +176,9 @@ class Trainer:
                 "%.1f %% of all graph edges are target pairs of one micro-batch and left out: lower train.batch_size",
                 100 * share,
             )
+        self.bar.advance(1, f"loss {row['loss']:.4f}")
+        if self.bar.live:
+            return
         if self.comm.rank == 0 and (self.progress.step % self.config.train.log_every == 0 or step == 0):
             log.info(
                 "epoch %d/%d  step %d/%d  loss %.4f  accuracy@0.5 %.3f  lr %.2g  %s edges/s",
@@ -185,24 +191,24 @@ class Trainer:
         started = time.monotonic()
         result = self._score("valid", self.config.evaluate.valid_queries)
         value = result.get("mrr", result["auc"])
-        progress = self.progress
-        better = value > progress.best_value
+        state = self.progress
+        better = value > state.best_value
         if better:
-            progress.best_value, progress.best_epoch, progress.stale = value, epoch + 1, 0
-            progress.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            state.best_value, state.best_epoch, state.stale = value, epoch + 1, 0
+            state.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         else:
-            progress.stale += 1
+            state.stale += 1
         self.timers.snapshot_and_reset()
         seconds = time.monotonic() - started
-        self.telemetry.log("valid", progress.step, epoch + 1, **result, seconds=seconds)
+        self.telemetry.log("valid", state.step, epoch + 1, **result, seconds=seconds)
         if self.comm.rank == 0:
             log.info(
                 "epoch %d/%d  valid %s  (%s %.4f, epoch %d)  %.1f s", epoch + 1, self.config.train.epochs,
-                say_metrics(result), "new best" if better else "best", progress.best_value, progress.best_epoch, seconds,
+                say_metrics(result), "new best" if better else "best", state.best_value, state.best_epoch, seconds,
             )  # fmt: skip
         patience = self.config.train.patience
-        if patience is not None and progress.stale >= patience:
-            progress.ended = f"no better validation for {progress.stale} evaluations (train.patience)"
+        if patience is not None and state.stale >= patience:
+            state.ended = f"no better validation for {state.stale} evaluations (train.patience)"
             return False
         return True
 
@@ -235,10 +241,12 @@ class Trainer:
             return
         config, schedule = self.config, self.schedule
         log.info(
-            "%d ranks on %d hosts by %s; %s parameters on %s; %s seed edges, %d steps per epoch of %d x %d",
-            self.comm.size, len(self.hosts), self.comm.name, f"{self.model.num_parameters:,}", self.device,
+            "%s on %s by %s; %s parameters on %s; %s seed edges, %d steps per epoch of %d x %d",
+            counted(self.comm.size, "rank"), counted(len(self.hosts), "host"), self.comm.name, f"{self.model.num_parameters:,}", self.device,
             f"{schedule.num_edges:,}", self.steps_per_epoch, schedule.micro_batches, schedule.batch_size,
         )  # fmt: skip
+        if FIRST_USE:
+            log.info("compiling kernels: some 15 s once, then they are read from a cache")
         log.info("first hop: %s", first_hop(config, self.store).reason)
         if schedule.micro_batches % self.comm.size:
             log.warning(
@@ -281,5 +289,5 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
 
 def say_metrics(result: dict[str, float]) -> str:
     """Return metrics as one line: MRR 0.4123  AUC 0.9012  ..."""
-    shown = {"mrr": "MRR", "auc": "AUC", "mean_rank": "mean rank"}
+    shown = {"mrr": "MRR", "auc": "AUC", "mean_rank": "mean rank", "mrr_without_reciprocal": "MRR without reciprocal"}
     return "  ".join(f"{shown.get(name, name)} {value:.4g}" for name, value in result.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,13 @@ def neighbour_sets(graph: Graph, without: Iterable[tuple[int, int]] = ()) -> lis
     return rows
 
 
-def first_hop(rows: list[set[int]], values: NDArray[np.float32], aggregator: Aggregator) -> Floats:
+def first_hop(rows: list[set[int]], values: NDArray[Any], aggregator: Aggregator) -> Floats:
     """Return the aggregate of every node's senders, float64 [N, F]; 0 where there are none."""
     out = np.zeros(values.shape, np.float64)
     for node, row in enumerate(rows):
         if row:
             sent = values[sorted(row)].astype(np.float64)
-            out[node] = {"mean": sent.mean, "sum": sent.sum, "max": sent.max}[aggregator](0)
+            out[node] = sent.max(0) if aggregator == "max" else sent.sum(0) / (len(row) if aggregator == "mean" else 1)
     return out
 
 
@@ -44,7 +45,7 @@ def sage(encoder: Encoder, rows: list[set[int]], values: NDArray[np.float32]) ->
     last = len(encoder.layers) - 1
     for number, layer in enumerate(encoder.layers):
         weights = {name: value.detach().numpy().astype(np.float64) for name, value in layer.named_parameters()}
-        sent = first_hop(rows, h.astype(np.float64), encoder.aggregator)
+        sent = first_hop(rows, h, encoder.aggregator)
         h = sent @ weights["neighbour.weight"].T + weights["neighbour.bias"] + h @ weights["own.weight"].T
         if layer.normalise:
             h = h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), 1e-12)
@@ -60,9 +61,7 @@ def target_pairs(batch: MicroBatch) -> list[tuple[int, int]]:
 
 def drawn(block: Block, nodes: NDArray[np.int32]) -> list[list[int]]:
     """Return the global ids that each destination of a block receives from."""
-    return [
-        [int(nodes[c]) for c in block.cols[block.indptr[d] : block.indptr[d + 1]]] for d in range(block.num_dst)
-    ]
+    return [[int(nodes[c]) for c in block.cols[block.indptr[d] : block.indptr[d + 1]]] for d in range(block.num_dst)]
 
 
 def check_micro_batch(recipe: Recipe, batch: MicroBatch) -> None:

@@ -68,7 +68,7 @@ def _unchanged(path: Path, config: DataSection, kind: str, digests: dict[str, st
         return False
     skip = dict.fromkeys(_NO_CONTENT)
     same = {**manifest["config"], **skip} == {**config.model_dump(mode="json"), **skip}
-    return same and manifest["source"]["digests"] == digests and manifest["source"]["kind"] == kind
+    return same and manifest["source"].get("digests") == digests and manifest["source"].get("kind") == kind
 
 
 def _build(path: Path, raw: RawGraph, config: DataSection, progress: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -128,27 +129,40 @@ def read_manifest(path: Path) -> dict[str, Any]:
     missing = [key for key in _KEYS if key not in manifest]
     if missing:
         raise InvalidInput(Problem(str(file), f"damaged: lacks {', '.join(missing)}"))
+    sections = [manifest[key] for key in ("source", "config", "counts", "arrays")]
+    entries = sections[-1].values() if isinstance(sections[-1], dict) else ()
+    if not all(isinstance(part, dict) for part in (*sections, *entries)):
+        raise InvalidInput(Problem(str(file), "damaged: its sections are not what prepare writes"))
     return manifest
 
 
 def _open_array(file: Path, entry: Mapping[str, Any]) -> NDArray[Any] | Problem:
-    """Return the mapped array, or what is wrong with the file at a glance."""
+    """Return the mapped array, or what is wrong with the file at a glance: its size and its header."""
     try:
-        size = file.stat().st_size
+        shape, dtype, size = tuple(entry["shape"]), np.dtype(entry["dtype"]), int(entry["bytes"])
+        header = _header(shape, dtype)
+    except (KeyError, TypeError, ValueError):
+        return Problem(str(file.parent / MANIFEST), f"damaged: its entry for {file.name}")
+    try:
+        with file.open("rb") as stream:
+            got, start = os.fstat(stream.fileno()).st_size, stream.read(len(header))
     except FileNotFoundError:
         return Problem(str(file), "missing; prepare the store again")
-    if size != entry["bytes"]:
-        kind = "truncated" if size < entry["bytes"] else "too long"
-        return Problem(str(file), f"{kind}: the manifest says {entry['bytes']} bytes", size)
-    try:
-        mapped = np.load(file, mmap_mode="r" if np.prod(entry["shape"]) else None, allow_pickle=False)
-    except (ValueError, EOFError) as failure:
-        return Problem(str(file), f"damaged: {failure}")
-    array: NDArray[Any] = np.asarray(mapped)  # a plain view: indexing a memmap object makes memmap objects
-    if list(array.shape) != entry["shape"] or array.dtype.str != entry["dtype"]:
-        message = f"the manifest says {entry['dtype']} {entry['shape']}; swapped with another file?"
-        return Problem(str(file), message, f"{array.dtype.str} {list(array.shape)}")
-    return array
+    if got != size:
+        kind = "truncated" if got < size else "too long"
+        return Problem(str(file), f"{kind}: the manifest says {size} bytes", got)
+    if start != header:  # compared, not parsed: a damaged header is no Python literal
+        return Problem(str(file), f"does not begin as an array of {dtype} {list(shape)}; damaged or swapped")
+    if 0 in shape:  # nothing to map
+        return np.zeros(shape, dtype)
+    return np.asarray(np.memmap(file, dtype, "r", len(header), shape))  # a view: indexing a memmap makes memmaps
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return the bytes with which numpy begins the file of such an array."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    return out.getvalue()
 
 
 def verify_store(path: Path, progress: Callable[[str, int, int], None] | None = None) -> list[Problem]:
@@ -158,17 +172,17 @@ def verify_store(path: Path, progress: Callable[[str, int, int], None] | None = 
     """
     manifest = read_manifest(path)
     arrays: dict[str, dict[str, Any]] = manifest["arrays"]
-    owner = {entry["sha256"]: file for file, entry in arrays.items()}
+    owner = {entry.get("sha256"): file for file, entry in arrays.items()}
     found: list[Problem] = []
     for number, (file, entry) in enumerate(sorted(arrays.items())):
         where = path / file
         glance = _open_array(where, entry)
         digest = file_sha256(where) if where.is_file() else None
-        if digest != entry["sha256"] and owner.get(digest or "") not in (None, file):
+        if digest != entry.get("sha256") and owner.get(digest or "") not in (None, file):
             found.append(Problem(str(where), f"swapped: it holds what belongs in {owner[digest or '']}"))
         elif isinstance(glance, Problem):
             found.append(glance)
-        elif digest != entry["sha256"]:
+        elif digest != entry.get("sha256"):
             found.append(Problem(str(where), "damaged: its content is not what the manifest recorded", digest))
         if progress:
             progress("verify", number + 1, len(arrays))
@@ -184,7 +198,7 @@ def file_sha256(file: Path) -> str:
 
 
 def _store_digest(arrays: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = "".join(f"{entry['sha256']}  {file}\n" for file, entry in sorted(arrays.items()))
+    lines = "".join(f"{entry.get('sha256')}  {file}\n" for file, entry in sorted(arrays.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -193,7 +207,7 @@ class StoreWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._names: list[str] = []
+        self._arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
     def __enter__(self) -> Self:
         if self.path.exists() and not is_replaceable(self.path):
@@ -211,7 +225,7 @@ class StoreWriter:
         """Return a writable array that is the file `name`.npy, to be filled in blocks."""
         if name not in _REQUIRED + _OPTIONAL:
             raise ValueError(f"a store holds no array {name}")
-        self._names.append(name)
+        self._arrays[name] = (shape, np.dtype(dtype))
         file = self._folder / f"{name}.npy"
         if 0 in shape:  # nothing to map
             empty = np.zeros(shape, dtype)
@@ -230,16 +244,15 @@ class StoreWriter:
     def commit(self, manifest: Mapping[str, Any], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Flush, digest, write the manifest last and move the folder into place, replacing an older store."""
         arrays = {}
-        for number, name in enumerate(sorted(self._names)):
+        for number, (name, (shape, dtype)) in enumerate(sorted(self._arrays.items())):
             file = self._folder / f"{name}.npy"
             _fsync(file)
-            array = np.load(file, mmap_mode="r" if file.stat().st_size > 128 else None, allow_pickle=False)
             arrays[file.name] = {
-                "shape": list(array.shape), "dtype": array.dtype.str,
+                "shape": list(shape), "dtype": dtype.str,
                 "bytes": file.stat().st_size, "sha256": file_sha256(file),
             }  # fmt: skip
             if progress:
-                progress("digest", number + 1, len(self._names))
+                progress("digest", number + 1, len(self._arrays))
         document = {"format": FORMAT, **manifest, "arrays": arrays, "digest": _store_digest(arrays)}
         last = self._folder / MANIFEST
         last.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")

@@ -65,6 +65,13 @@ def _scalar(dtype: Any, content: Any) -> Any:
     return np.frombuffer(content.encode("latin1") if isinstance(content, str) else content, dtype, 1)[0]
 
 
+def _encode(text: Any, encoding: Any) -> bytes:
+    """Do what Python 3 asks for where protocol 2 has no bytes; no other codec is looked up."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"bytes in {encoding}")
+    return text.encode("latin1")
+
+
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("__builtin__", "list"): list,  # Python 2's name of builtins
@@ -75,6 +82,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("numpy._core.multiarray", "scalar"): _scalar,
+    ("_codecs", "encode"): _encode,
     ("scipy.sparse.csr", "csr_matrix"): SparseRows,
     ("scipy.sparse._csr", "csr_matrix"): SparseRows,
 }

@@ -69,7 +69,9 @@ def test_shares_are_disjoint_and_complete(schedule: Schedule, size: int) -> None
 
 
 @settings(max_examples=25, deadline=None)
-@given(world=worlds(), shared=st.booleans(), stored=st.sampled_from([None, "mean", "max"]), seed=st.integers(0, 2**63 - 1))
+@given(
+    world=worlds(), shared=st.booleans(), stored=st.sampled_from([None, "mean", "max"]), seed=st.integers(0, 2**63 - 1)
+)
 def test_a_micro_batch_is_a_pure_function_of_its_number(world: World, shared: bool, stored: Any, seed: int) -> None:
     def make() -> Recipe:
         return world.recipe(

@@ -90,6 +90,8 @@ def test_draws_are_uniform() -> None:
 def test_a_key_depends_on_every_part_and_their_order() -> None:
     parts = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2**63 - 1, 3), (3, 2**63 - 1)]
     assert len({derive_key(*part) for part in parts}) == len(parts)
-    micro = {derive_key(7, epoch, step, m, s) for epoch in range(4) for step in range(4) for m in range(4) for s in Stream}
+    micro = {
+        derive_key(7, epoch, step, m, s) for epoch in range(4) for step in range(4) for m in range(4) for s in Stream
+    }
     assert len(micro) == 4 * 4 * 4 * len(Stream)
     assert all(0 <= key <= MASK for key in micro)

@@ -190,8 +190,9 @@ def test_nothing_left_is_exactly_zero_even_when_subtraction_is_not() -> None:
     total = np.array([[0.1 + 0.2 + 0.3 + 1e-7], [1], [1], [1]], np.float32)
     nodes = np.arange(4, dtype=np.int32)
     exclusion = exclude_pairs(nodes, np.zeros(3, np.int64), np.array([1, 2, 3]), 4)
-    for aggregator in ("sum", "mean"):
-        got = Features(values, total).neighbourhood(world.graph(), nodes, exclusion, aggregator)  # type: ignore[arg-type]
+    kinds: tuple[Aggregator, ...] = ("sum", "mean")
+    for aggregator in kinds:
+        got = Features(values, total).neighbourhood(world.graph(), nodes, exclusion, aggregator)
         assert not got.any()
 
 

@@ -39,7 +39,14 @@ def alone(encoder: Encoder, graph: Graph, features: Features, **options: Any) ->
     not_later=st.booleans(), block=st.integers(1, 12), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_embeddings_equal_the_slow_reference(
-    world: World, layers: int, aggregator: Aggregator, normalise: bool, stored: bool, not_later: bool, block: int, seed: int
+    world: World,
+    layers: int,
+    aggregator: Aggregator,
+    normalise: bool,
+    stored: bool,
+    not_later: bool,
+    block: int,
+    seed: int,
 ) -> None:
     graph = world.graph(not_later)
     values = np.random.default_rng(seed).normal(size=(world.num_nodes, 3)).astype(np.float32)
@@ -55,7 +62,14 @@ def test_embeddings_equal_the_slow_reference(
     shared=st.booleans(), batch_size=st.integers(1, 8), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_training_with_all_neighbours_is_full_graph_on_the_rebuilt_graph(
-    world: World, layers: int, aggregator: Aggregator, stored: bool, exclude: bool, shared: bool, batch_size: int, seed: int
+    world: World,
+    layers: int,
+    aggregator: Aggregator,
+    stored: bool,
+    exclude: bool,
+    shared: bool,
+    batch_size: int,
+    seed: int,
 ) -> None:
     """Sampling, exclusion, the first-hop constant and the kernels, all at once, against the definition."""
     recipe = world.recipe(
@@ -152,9 +166,9 @@ def test_progress_counts_blocks_to_the_end() -> None:
     assert said == [(done, 10) for done in range(1, 11)]
 
 
-def test_no_rank_computes_what_another_does() -> None:
+def test_no_rank_computes_what_another_does(tmp_path: Path) -> None:
     def blocks(comm: Communicator) -> list[tuple[int, int]]:
-        return HostMatrix(comm, (103, 2), 10, Path("/tmp")).mine()
+        return HostMatrix(comm, (103, 2), 10, tmp_path).mine()
 
     for size in (1, 3, 12):
         shares = ThreadWorld(size).run(blocks)

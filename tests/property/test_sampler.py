@@ -23,7 +23,13 @@ def ids(*nodes: int) -> np.ndarray:
 
 
 @settings(max_examples=60, deadline=None)
-@given(world=worlds(), not_later=st.booleans(), hops=st.lists(fanouts, max_size=3), key=st.integers(0, 2**64 - 1), data=st.data())
+@given(
+    world=worlds(),
+    not_later=st.booleans(),
+    hops=st.lists(fanouts, max_size=3),
+    key=st.integers(0, 2**64 - 1),
+    data=st.data(),
+)
 def test_blocks_hold_what_the_rebuilt_graph_allows(
     world: World, not_later: bool, hops: list[int], key: int, data: st.DataObject
 ) -> None:
@@ -103,7 +109,7 @@ def test_hops_and_nodes_draw_independently() -> None:
     same_node = same_hop = 0
     for number in range(2000):
         key = derive_key(11, number)
-        indptr, got, _ = draw_neighbours(graph, ids(0, 1), no_exclusion(), 1, derive_key(key, 0))
+        _, got, _ = draw_neighbours(graph, ids(0, 1), no_exclusion(), 1, derive_key(key, 0))
         _, again, _ = draw_neighbours(graph, ids(0), no_exclusion(), 1, derive_key(key, 1))
         same_node += int(got[0] == got[1])
         same_hop += int(got[0] == again[0])
@@ -140,7 +146,11 @@ def test_nothing_comes_of_isolated_nodes_and_of_no_nodes() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(calls=st.lists(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**31 - 2)), max_size=60), min_size=1, max_size=6))
+@given(
+    calls=st.lists(
+        st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**31 - 2)), max_size=60), min_size=1, max_size=6
+    )
+)
 def test_node_table_numbers_ids_in_order_of_first_sight(calls: list[list[int]]) -> None:
     table = NodeTable(ids(*calls[0]))
     known = {node: number for number, node in enumerate(dict.fromkeys(calls[0]))}

@@ -66,11 +66,14 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
 
 def _graph(where: str, origin: str, members: dict[str, NDArray[Any]]) -> RawGraph:
     features = _features(where, members)
-    if "num_nodes" not in members and features is None:
-        raise InvalidInput(Problem(where, "needs num_nodes or features: nodes without edges count too"))
+    num_nodes = members.get("num_nodes")
+    if num_nodes is None:
+        if features is None:
+            raise InvalidInput(Problem(where, "needs num_nodes or features: nodes without edges count too"))
+        num_nodes = np.array(len(features))
     return RawGraph(
         name=Path(where).stem, kind="npz", origin=origin, licence="as stated by whoever made the files",
-        num_nodes=int(members["num_nodes"]) if features is None else len(features),
+        num_nodes=int(num_nodes),
         edges=as_ids(f"{where}: {_GRAPH}", members[_GRAPH]), directed=bool(members.get("directed", True)),
         features=features, year=members.get("node_year"), split=_split(where, members),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from horovod_trainer.data.archives import unpack
 from horovod_trainer.data.sources import Progress
-from horovod_trainer.errors import InvalidInput, Problem, Unreachable
+from horovod_trainer.errors import Conflict, InvalidInput, Problem, Unreachable
 
 BASE = "https://snap.stanford.edu/ogb/data/linkproppred"
 LARGEST = 1 << 35  # bytes unpacked; citation2, the largest, has about 4 GiB
@@ -22,9 +22,11 @@ _BLOCK = 1 << 20
 def download(root: Path, name: str, archive: str, progress: Progress) -> Path:
     """Return `root`/`name`, made of the folder in BASE/`archive`.zip.
 
-    Raises Unreachable when the server cannot be reached or sends fewer bytes than it announced, InvalidInput for an
-    archive with path tricks or without that folder.
+    Raises Conflict when that exists, Unreachable when the server cannot be reached or sends fewer bytes than it
+    announced, InvalidInput for an archive with path tricks or without that folder.
     """
+    if (root / name).exists():
+        raise Conflict(Problem(str(root / name), "exists, but holds no data set (no folder split); move it away first"))
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}.", suffix=".partial") as scratch:
         box = Path(scratch) / f"{archive}.zip"

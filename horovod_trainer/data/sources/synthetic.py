@@ -37,7 +37,7 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
     settings = config.synthetic
     rng = np.random.Generator(np.random.Philox(settings.seed))
     n = settings.nodes
-    weight = GROWTH ** np.arange(settings.years)
+    weight = GROWTH ** (np.arange(settings.years) - settings.years + 1.0)
     year = settings.first_year + np.sort(rng.choice(settings.years, n, p=weight / weight.sum())).astype(np.int32)
     topic = rng.integers(settings.topics, size=n, dtype=np.int32)
     wanted = rng.poisson(rng.gamma(2.0, settings.references / 2.0, n))
