@@ -242,8 +242,9 @@ class Trainer:
         config, schedule = self.config, self.schedule
         log.info(
             "%s on %s by %s; %s parameters on %s; %s seed edges, %d steps per epoch of %d x %d",
-            counted(self.comm.size, "rank"), counted(len(self.hosts), "host"), self.comm.name, f"{self.model.num_parameters:,}", self.device,
-            f"{schedule.num_edges:,}", self.steps_per_epoch, schedule.micro_batches, schedule.batch_size,
+            counted(self.comm.size, "rank"), counted(len(self.hosts), "host"), self.comm.name,
+            f"{self.model.num_parameters:,}", self.device, f"{schedule.num_edges:,}", self.steps_per_epoch,
+            schedule.micro_batches, schedule.batch_size,
         )  # fmt: skip
         if FIRST_USE:
             log.info("compiling kernels: some 15 s once, then they are read from a cache")

@@ -91,13 +91,14 @@ class ThreadWorld:
 
     def run(self, function: Callable[[Communicator], T]) -> list[T]:
         """Return function(communicator) of every rank; the first rank's error is raised once all have ended."""
-        results: list[T | BaseException] = [RuntimeError("did not run")] * self.size
+        results: dict[int, T] = {}
+        failures: list[BaseException] = []
 
         def target(rank: int) -> None:
             try:
                 results[rank] = function(_Thread(self, rank))
             except BaseException as failure:  # raised again below, in the caller's thread
-                results[rank] = failure
+                failures.append(failure)
                 self._barrier.abort()
 
         threads = [threading.Thread(target=target, args=(rank,)) for rank in range(self.size)]
@@ -105,13 +106,10 @@ class ThreadWorld:
             thread.start()
         for thread in threads:
             thread.join()
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, threading.BrokenBarrierError):
-                raise failure
+        causes = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
         if failures:
-            raise failures[0]
-        return [result for result in results if not isinstance(result, BaseException)]
+            raise (causes or failures)[0]
+        return [results[rank] for rank in range(self.size)]
 
 
 class _Thread:
