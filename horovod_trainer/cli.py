@@ -16,28 +16,41 @@ if TYPE_CHECKING:
     from horovod_trainer.comm.base import Communicator
     from horovod_trainer.config import Config
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _repeated(*names: str, metavar: str, help: str) -> Any:
+    """Return an option that may be given any number of times, none included."""
+    return typer.Option(*names, metavar=metavar, help=help, default_factory=list, show_default=False)
+
 
 ConfigFiles = Annotated[
-    list[Path],
-    typer.Option("--config", "-c", help="YAML file; later files win over earlier ones.", default_factory=list),
+    list[Path], _repeated("--config", "-c", metavar="FILE", help="YAML; repeat it: later files win over earlier ones.")
 ]
 Overrides = Annotated[
-    list[str], typer.Option("--set", "-s", help="section.key=value, wins over files.", default_factory=list)
+    list[str], _repeated("--set", "-s", metavar="KEY=VALUE", help="section.key=value; repeat it: wins over files.")
 ]
-Output = Annotated[str, typer.Option("--output", "-o", help="text or json.")]
+Output = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="text or json.")]
 
 FIRST_ERROR_SECONDS = 1.0  # a rank that fails because another did lets the other speak first
 
 
-@app.callback()
-def _root() -> None:
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
     """Train a GraphSAGE link predictor, data-parallel with Horovod."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(ExitCode.INVALID)
 
 
 @app.command()
 def prepare(config: ConfigFiles, override: Overrides, output: Output = "text") -> None:
-    """Turn the configured source into a verified store; does nothing when it is there already."""
+    """Turn the configured source into a verified store. Does nothing when it is there already."""
     want_output(output)
     from horovod_trainer import console
     from horovod_trainer.config import load_config
@@ -53,8 +66,10 @@ def prepare(config: ConfigFiles, override: Overrides, output: Output = "text") -
 
 
 @app.command()
-def verify(store: Annotated[Path, typer.Argument(help="Folder that `prepare` made.")], output: Output = "text") -> None:
-    """Recompute every digest of a store and name each file that is damaged."""
+def verify(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder that `prepare` made.")], output: Output = "text"
+) -> None:
+    """Recompute every digest of a store and name what is damaged."""
     want_output(output)
     from horovod_trainer.data.store import open_store, verify_store
 
@@ -69,10 +84,12 @@ def verify(store: Annotated[Path, typer.Argument(help="Folder that `prepare` mad
 def train(
     config: ConfigFiles,
     override: Overrides,
-    max_hours: Annotated[float | None, typer.Option(help="Stop after this long: short for train.max_hours.")] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(metavar="HOURS", help="Stop after this long: short for train.max_hours.")
+    ] = None,
     output: Output = "text",
 ) -> None:
-    """Train on a prepared store; under horovodrun or mpirun on all its ranks."""
+    """Train on a prepared store. Under horovodrun or mpirun: on all its ranks."""
     want_output(output)
     from horovod_trainer import console
     from horovod_trainer.comm.backends import open_communicator
@@ -104,12 +121,12 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder of an earlier `train`.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of an earlier `train`.")],
     override: Overrides,
-    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="valid or test.")] = "test",
     output: Output = "text",
 ) -> None:
-    """Score a split with the weights of a run: every query, full graph; on several ranks when launched so."""
+    """Score a split with the weights of a run. Every query, full graph; on several ranks when launched so."""
     want_output(output)
     if split not in ("valid", "test"):
         raise InvalidInput(Problem("--split", "is valid or test", split))
@@ -135,7 +152,7 @@ def evaluate(
 
 @app.command("config")
 def show_config(config: ConfigFiles, override: Overrides, output: Output = "text") -> None:
-    """Print the configuration as it will be used: defaults, files and overrides, validated."""
+    """Print the configuration as it will be used. Defaults, then files, then overrides, validated."""
     want_output(output)
     import json
 
@@ -148,7 +165,7 @@ def show_config(config: ConfigFiles, override: Overrides, output: Output = "text
 
 @app.command()
 def check(output: Output = "text") -> None:
-    """Show what this machine and build can do, each fact ok or not with its fix."""
+    """Show what this machine and build can do. Each fact is ok, or comes with its fix."""
     want_output(output)
     from dataclasses import asdict
 
@@ -225,17 +242,14 @@ def closing(result: dict[str, Any], plot: Path) -> str:
 
 def main() -> None:
     """Run the command line; every error ends as one line each and its exit code, never as a traceback."""
-    import click
-
     try:
         code = app(standalone_mode=False)
         leave(code if isinstance(code, int) else ExitCode.OK)
-    except click.exceptions.Exit as ending:
-        leave(ending.exit_code)
-    except click.ClickException as failure:
-        failure.show()
+    except typer.TyperException as failure:  # what was typed
+        message = " ".join(failure.format_message().split())
+        report(InvalidInput(f"{message.rstrip('.')} (see --help)"))
         leave(ExitCode.INVALID)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         leave(ExitCode.INTERRUPTED)
     except TrainerError as failure:
         report(failure)

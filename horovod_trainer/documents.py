@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from horovod_trainer.errors import InvalidInput, NotFound, Problem, shorten
+from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem, naming, shorten
 
 MAX_BYTES = 2**20  # a configuration is a few kB; PyYAML needs seconds for a megabyte
 MAX_DEPTH = 64  # PyYAML recurses once per level
@@ -236,10 +236,10 @@ def dump_yaml(data: Any) -> str:
 
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file that appears whole or not at all, power cuts included; makes its folder; raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with naming(path), temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -247,14 +247,28 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     except BaseException:  # Ctrl-C leaves no litter either
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless they are there; raises Conflict where a file is in the way, OSError."""
     try:
-        os.fsync(folder)
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Conflict(Problem(str(path), "cannot be made a folder: a file is in the way")) from None
+
+
+def sync(path: Path) -> None:
+    """Force a file or folder to disk, dirty pages of its mappings included; raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            os.fsync(handle)
     except OSError as failure:
         if failure.errno != errno.EINVAL:  # some network file systems cannot sync a folder
             raise
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:

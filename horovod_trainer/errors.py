@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -52,6 +54,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean X?` for the known name closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an OSError raised inside say which file it is about; reads and writes themselves do not know."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.filename is None:
+            failure.filename = os.fspath(path)
+        raise
 
 
 class TrainerError(Exception):

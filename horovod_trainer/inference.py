@@ -23,6 +23,7 @@ from horovod_trainer.comm.base import Communicator, gather_text
 from horovod_trainer.data.exclusion import no_exclusion
 from horovod_trainer.data.gather import Aggregator, Features, readable, value_at
 from horovod_trainer.data.sampler import Graph
+from horovod_trainer.errors import naming
 from horovod_trainer.jit import compiled
 from horovod_trainer.model import Encoder
 
@@ -42,7 +43,7 @@ class HostMatrix:
         comm.broadcast_([shared])
         path = scratch / f"horovod-trainer-{int(shared[0]):x}-{hosts.index(comm.host)}"
         if self._leader:
-            with open(path, "wb") as file:  # reserved now: a full disk is an error here, a bus error in a mapped page
+            with naming(path), open(path, "wb") as file:  # reserved now: a full disk is an error here, a bus error in a mapped page
                 os.posix_fallocate(file.fileno(), 0, max(1, shape[0] * shape[1] * 4))
         comm.barrier()
         self.rows: Matrix = np.memmap(path, np.float32, "r+", shape=shape)

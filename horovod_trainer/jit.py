@@ -15,8 +15,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _cache_folder() -> str:
     """Return the kernel cache of this very source: numba itself would not notice a change in an inlined helper's file."""
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
+    texts = [file.read_bytes() for file in sorted(Path(__file__).parent.rglob("*.py"))]
+    kernels = [text for text in texts if b"horovod_trainer.jit import" in text or b"numba" in text]
+    digest = hashlib.sha256(b"".join(kernels)).hexdigest()[:16]
     base = os.environ.get("NUMBA_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "horovod-trainer", "numba"
     )

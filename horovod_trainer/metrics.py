@@ -100,4 +100,5 @@ def _some(values: Scores) -> Scores:
 
 def _refuse_nan(scores: Scores) -> None:
     if np.isnan(scores).any():
-        raise Diverged("a score is not a number (NaN): the model has diverged")
+        # the scores of all ranks are gathered before they are ranked, so every rank sees it
+        raise Diverged("a score is not a number (NaN): the model has diverged", agreed=True)

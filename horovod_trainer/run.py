@@ -15,8 +15,8 @@ from horovod_trainer.assemble import build_model
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config, load_config
 from horovod_trainer.console import counted
-from horovod_trainer.documents import dump_yaml, write_atomic
-from horovod_trainer.errors import InvalidInput, NotFound, Problem
+from horovod_trainer.documents import dump_yaml, make_folder, write_atomic
+from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
 from horovod_trainer.model import LinkPredictor
 from horovod_trainer.plots import plot_run
 from horovod_trainer.telemetry import Telemetry, read_metrics
@@ -43,7 +43,7 @@ class Run:
         data = config.model_dump(mode="json")
         if comm.rank == 0:
             keep_earlier(folder)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_atomic(folder / CONFIG, dump_yaml(data))
         return cls(folder, Telemetry(folder, comm.rank, data, config.output.tensorboard))
 
@@ -62,13 +62,21 @@ class Run:
 
 
 def keep_earlier(folder: Path) -> None:
-    """Rename a folder that holds a run, so that a new run never overwrites its results."""
+    """Rename a folder that holds a run, so that a new run never overwrites its results.
+
+    Raises Conflict when its config.yaml is not a run's, or when the folder is where we are.
+    """
     if not (folder / CONFIG).exists():
         return
+    if not (folder / METRICS).exists() and any(entry.name != CONFIG for entry in folder.iterdir()):
+        raise Conflict(Problem(str(folder), f"holds a {CONFIG} that no run wrote; name another folder in output.dir"))
+    place = Path(os.path.realpath(folder))
+    if Path.cwd().is_relative_to(place):
+        raise Conflict(Problem(str(folder), "holds an earlier run, and cannot be renamed: it is the current folder"))
     number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+    while (aside := place.with_name(f"{place.name}.{number}")).exists():
         number += 1
-    os.rename(folder, aside)
+    os.rename(place, aside)
 
 
 def load_run_config(folder: Path, overrides: Sequence[str]) -> Config:
@@ -94,10 +102,12 @@ def load_model(folder: Path, config: Config, width: int) -> LinkPredictor:
     except SafetensorError as failure:
         raise InvalidInput(Problem(str(path), f"is damaged: {failure}")) from None
     model = build_model(config, width)
-    problems = [
+    expected = model.state_dict()
+    problems = [Problem(f"{path}: {name}", "is not in the config's model") for name in weights if name not in expected]
+    problems += [
         Problem(f"{path}: {name}", f"has another shape than the config's model, {tuple(tensor.shape)}",
                 tuple(weights[name].shape) if name in weights else "nothing")
-        for name, tensor in model.state_dict().items()
+        for name, tensor in expected.items()
         if name not in weights or weights[name].shape != tensor.shape
     ]  # fmt: skip
     if problems:

@@ -11,8 +11,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
-from horovod_trainer.documents import dump_yaml
-from horovod_trainer.errors import InvalidInput, NotFound, Problem
+from horovod_trainer.documents import dump_yaml, make_folder
+from horovod_trainer.errors import InvalidInput, NotFound, Problem, naming
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -31,8 +31,9 @@ class Telemetry:
         self._writer: Any = None
         if rank != 0:
             return
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (run_dir / METRICS_FILE).open("wb", buffering=0)  # one write per line: a reader sees whole lines
+        make_folder(run_dir)
+        self._path = run_dir / METRICS_FILE
+        self._file = self._path.open("wb", buffering=0)  # one write per line: a reader sees whole lines
         if tensorboard:
             from tensorboardX import SummaryWriter  # 0.3 s, and only rank 0 writes
 
@@ -46,7 +47,10 @@ class Telemetry:
         if self._file is None:
             return
         row = {"event": event, "step": step, "epoch": epoch, "time": round(time.time(), 3), **_finite(fields)}
-        self._file.write((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        line = memoryview((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        with naming(self._path):
+            while line:  # a disk that fills up takes the first part of a line, and complains at the second
+                line = line[self._file.write(line) :]
         if self._writer is not None and event != "run":
             for name, value in _scalars(event, fields):
                 self._writer.add_scalar(name, value, step)

@@ -63,7 +63,8 @@ class Features:
     ) -> NDArray[np.float32]:
         """Return the aggregate of all neighbours' inputs but the excluded ones: float32 [n, F], 0 when none is left.
 
-        Sum and mean take the excluded inputs off the stored sum; max is recomputed where something is excluded.
+        Sum and mean take the excluded inputs off the stored sum, or add up what is left where that is less; max is
+        recomputed where something is excluded.
         """
         stored = self.neighbour_max if aggregator == "max" else self.neighbour_sum
         if stored is None:
@@ -99,12 +100,23 @@ def _first_hop_sum(
         if left == 0:  # exactly zero, not what rounding leaves of a subtraction
             out[i, :] = np.float32(0)
             continue
-        for f in range(out.shape[1]):
-            out[i, f] = stored[node, f]
-        for e in range(num_excluded):
-            partner = indices[start + scratch[e]]
+        if num_excluded > left:  # what is left is the shorter sum, and free of cancellation
+            out[i, :] = np.float32(0)
+            skip = 0
+            for offset in range(stop - start):
+                if skip < num_excluded and scratch[skip] == offset:
+                    skip += 1
+                    continue
+                neighbour = indices[start + offset]
+                for f in range(out.shape[1]):
+                    out[i, f] += value_at(values, half, neighbour, f)
+        else:
             for f in range(out.shape[1]):
-                out[i, f] -= value_at(values, half, partner, f)
+                out[i, f] = stored[node, f]
+            for e in range(num_excluded):
+                partner = indices[start + scratch[e]]
+                for f in range(out.shape[1]):
+                    out[i, f] -= value_at(values, half, partner, f)
         if mean:
             scale = np.float32(1.0) / np.float32(left)
             for f in range(out.shape[1]):

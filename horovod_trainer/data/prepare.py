@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import fcntl
+import glob
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horovod_trainer.config import DataSection
+from horovod_trainer.console import get_logger
 from horovod_trainer.data.checks import check_split
 from horovod_trainer.data.graph import RawGraph, Split, cleaned, row_pointers, symmetric
 from horovod_trainer.data.sources import source_of
 from horovod_trainer.data.splits import make_split, true_citations
-from horovod_trainer.data.store import StoreWriter, open_store
-from horovod_trainer.errors import InvalidInput, NotFound, Unreachable
+from horovod_trainer.data.store import StoreWriter, open_store, refuse_other
+from horovod_trainer.documents import make_folder
+from horovod_trainer.errors import InvalidInput, NotFound, Unreachable, naming
 from horovod_trainer.jit import compiled
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -35,7 +39,7 @@ def prepare_store(config: DataSection, progress: Progress) -> Path:
     manifest["warnings"] say so. Raises InvalidInput, NotFound, Unreachable, Conflict.
     """
     path = Path(config.store)
-    with _alone(path):
+    with _alone(path) as place:
         digests = source_of(config.source).fingerprint(config, progress)
         if _unchanged(path, config, config.source, digests):
             progress("unchanged", 1, 1)
@@ -44,7 +48,7 @@ def prepare_store(config: DataSection, progress: Progress) -> Path:
         if raw.kind != config.source and _unchanged(path, config, raw.kind, raw.digests):
             progress("unchanged", 1, 1)
             return path
-        _build(path, raw, config, progress)
+        _build(place, raw, config, progress)
     return path
 
 
@@ -100,14 +104,30 @@ def _build(path: Path, raw: RawGraph, config: DataSection, progress: Progress) -
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold the lock of this store, so that two commands do not prepare it at once; clears what a killed one left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in path.parent.glob(f".{path.name}.*.partial"):
+def _alone(path: Path) -> Iterator[Path]:
+    """Hold the lock of this store, so that two commands do not prepare it at once; clears what a killed one left.
+
+    Yields the place to write to. Raises Conflict, before anything is fetched or made, when something else is there.
+    """
+    refuse_other(path)
+    place = Path(os.path.realpath(path))  # a link stays: what it leads to is replaced
+    make_folder(place.parent)
+    with _locked(place.parent / f".{place.name}.lock"):
+        for left in place.parent.glob(f".{glob.escape(place.name)}.????????.partial"):
             shutil.rmtree(left)
-        yield
+        yield place
+
+
+def _locked(file: Path) -> IO[str]:
+    """Return `file`, open and locked; closing it unlocks. Says so when it has to wait."""
+    with naming(file):
+        lock = file.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            get_logger().info("waiting for %s: another command is preparing this store", file)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def _counts(graph: RawGraph, split: Split) -> dict[str, Any]:

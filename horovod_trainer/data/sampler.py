@@ -31,6 +31,10 @@ class Graph:
     year: NDArray[np.int32] | None = None
     not_later: bool = False
 
+    def __post_init__(self) -> None:
+        if self.not_later and self.year is None:
+            raise ValueError("not_later needs the nodes' years")
+
     @property
     def num_nodes(self) -> int:
         """Number of nodes N, isolated ones included."""
@@ -76,8 +80,7 @@ def draw_neighbours(
     degree = graph.indptr[nodes + 1] - graph.indptr[nodes] if len(nodes) else np.zeros(0, np.int64)
     most = int(degree.max(initial=0))
     capacity = int(degree.sum()) if fanout == ALL else int(np.minimum(degree, fanout).sum())
-    not_later = graph.not_later and graph.year is not None
-    year = graph.year if graph.year is not None and not_later else np.zeros(0, np.int32)
+    year = graph.year if graph.year is not None and graph.not_later else np.zeros(0, np.int32)
     indptr = np.zeros(len(nodes) + 1, np.int64)
     out = np.empty(capacity, np.int32)
     remaining = np.empty(len(nodes), np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -17,28 +18,22 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
+from horovod_trainer.data import soundness
+from horovod_trainer.documents import make_folder, sync
+from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem, naming
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_KEYS = (
-    "format",
-    "name",
-    "directed",
-    "source",
-    "config",
-    "counts",
-    "cleanup",
-    "checks",
-    "warnings",
-    "arrays",
-    "digest",
-)
+_KEYS: dict[str, type] = {
+    "format": int, "name": str, "directed": bool, "source": dict, "config": dict, "counts": dict, "cleanup": dict,
+    "checks": dict, "warnings": list, "arrays": dict, "digest": str,
+}  # fmt: skip
 _REQUIRED = (
     "indptr", "indices", "train_indptr", "train_source", "train_target", "features", "neighbour_sum",
     "valid_edge", "test_edge",
 )  # fmt: skip
 _OPTIONAL = ("neighbour_max", "year", "valid_negatives", "test_negatives", "valid_pool", "test_pool")
+_FILES = frozenset(f"{name}.npy" for name in _REQUIRED + _OPTIONAL)
 _BLOCK = 1 << 22  # bytes read, written or hashed at a time
 
 SplitName = Literal["valid", "test"]
@@ -85,7 +80,8 @@ class Store:
 def open_store(path: Path) -> Store:
     """Return the store in folder `path` after checking every file's size, dtype and shape against the manifest.
 
-    Raises NotFound without a store, InvalidInput naming every file that is missing or not what the manifest says.
+    Raises NotFound without a store, InvalidInput naming every file that is missing, not what the manifest says, or
+    unsafe to use: ids that lead out of the graph, arrays that do not fit together. Only `verify_store` reads all bytes.
     """
     manifest = read_manifest(path)
     arrays: dict[str, NDArray[Any]] = {}
@@ -100,6 +96,10 @@ def open_store(path: Path) -> Store:
     problems += [
         Problem(str(path / MANIFEST), f"lists no {name}.npy") for name in _REQUIRED if f"{name}.npy" not in known
     ]
+    if not problems:
+        problems += [
+            Problem(str(path / f"{name}.npy"), f"damaged or swapped: {flaw}") for name, flaw in soundness.flaws(arrays)
+        ]
     if problems:
         raise InvalidInput(problems)
     held_out = {
@@ -119,9 +119,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        hint = f"no store here; make it with `python -m horovod_trainer prepare -s data.store={path}`"
-        raise NotFound(Problem(str(path), hint)) from None
-    except ValueError as failure:
+        raise NotFound(Problem(str(path), "no store here; `prepare`, given the same -c and -s, makes it")) from None
+    except (ValueError, RecursionError) as failure:
         raise InvalidInput(Problem(str(file), f"damaged: {failure}")) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
@@ -129,10 +128,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     missing = [key for key in _KEYS if key not in manifest]
     if missing:
         raise InvalidInput(Problem(str(file), f"damaged: lacks {', '.join(missing)}"))
-    sections = [manifest[key] for key in ("source", "config", "counts", "arrays")]
-    entries = sections[-1].values() if isinstance(sections[-1], dict) else ()
-    if not all(isinstance(part, dict) for part in (*sections, *entries)):
-        raise InvalidInput(Problem(str(file), "damaged: its sections are not what prepare writes"))
+    odd = [key for key, kind in _KEYS.items() if not isinstance(manifest[key], kind)]
+    if odd:
+        raise InvalidInput(Problem(str(file), f"damaged: not what prepare writes at {', '.join(odd)}"))
     return manifest
 
 
@@ -141,6 +139,8 @@ def _open_array(file: Path, entry: Mapping[str, Any]) -> NDArray[Any] | Problem:
     try:
         shape, dtype, size = tuple(entry["shape"]), np.dtype(entry["dtype"]), int(entry["bytes"])
         header = _header(shape, dtype)
+        if file.name not in _FILES or dtype.kind not in "if" or any(length < 0 for length in shape):
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         return Problem(str(file.parent / MANIFEST), f"damaged: its entry for {file.name}")
     try:
@@ -210,9 +210,8 @@ class StoreWriter:
         self._arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
     def __enter__(self) -> Self:
-        if self.path.exists() and not is_replaceable(self.path):
-            raise Conflict(Problem(str(self.path), "exists and is not a store; name another folder in data.store"))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_other(self.path)
+        make_folder(self.path.parent)
         self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent))
         return self
 
@@ -227,11 +226,15 @@ class StoreWriter:
             raise ValueError(f"a store holds no array {name}")
         self._arrays[name] = (shape, np.dtype(dtype))
         file = self._folder / f"{name}.npy"
-        if 0 in shape:  # nothing to map
-            empty = np.zeros(shape, dtype)
-            np.save(file, empty, allow_pickle=False)
-            return empty
-        return np.asarray(np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape))
+        header, size = _header(shape, np.dtype(dtype)), math.prod(shape) * np.dtype(dtype).itemsize
+        with naming(file), file.open("wb") as out:
+            out.write(header)
+            out.flush()
+            if size > 0:  # reserved now: a full disk is an error here, a bus error in a mapped page
+                os.posix_fallocate(out.fileno(), len(header), size)
+        if size == 0:  # nothing to map
+            return np.zeros(shape, dtype)
+        return np.asarray(np.memmap(file, dtype, "r+", len(header), shape))
 
     def put(self, name: str, array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
         """Write `array` converted to `dtype`, block by block; return the mapped result."""
@@ -246,7 +249,7 @@ class StoreWriter:
         arrays = {}
         for number, (name, (shape, dtype)) in enumerate(sorted(self._arrays.items())):
             file = self._folder / f"{name}.npy"
-            _fsync(file)
+            sync(file)
             arrays[file.name] = {
                 "shape": list(shape), "dtype": dtype.str,
                 "bytes": file.stat().st_size, "sha256": file_sha256(file),
@@ -255,9 +258,10 @@ class StoreWriter:
                 progress("digest", number + 1, len(self._arrays))
         document = {"format": FORMAT, **manifest, "arrays": arrays, "digest": _store_digest(arrays)}
         last = self._folder / MANIFEST
-        last.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
-        _fsync(last)
-        _fsync(self._folder)
+        with naming(last):
+            last.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
+        sync(last)
+        sync(self._folder)
         self._folder.chmod(0o755)  # mkdtemp's folders are private
         self._replace()
 
@@ -270,18 +274,12 @@ class StoreWriter:
             os.rename(self.path, old / "old")
             os.rename(self._folder, self.path)
             shutil.rmtree(old)
-        _fsync(self.path.parent)
+        sync(self.path.parent)
 
 
-def is_replaceable(path: Path) -> bool:
-    """Return whether a store may be written over `path`: only over a store or an empty folder."""
-    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
-
-
-def _fsync(path: Path) -> None:
-    """Force a file or folder to disk; dirty pages of its mappings included."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def refuse_other(path: Path) -> None:
+    """Raise Conflict unless a store may be written at `path`: where nothing is, over a store or an empty folder."""
+    if os.path.lexists(path) and not (path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))):
+        raise Conflict(Problem(str(path), "exists and is not a store; name another folder in data.store"))
+    if Path.cwd().is_relative_to(os.path.realpath(path)):  # it would be moved away under the caller's feet
+        raise Conflict(Problem(str(path), "is the current folder or above it; name another folder in data.store"))

@@ -12,7 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod_trainer.counters import Stream, derive_key
 from horovod_trainer.data.batches import MicroBatch, Recipe, Schedule, prefetch
+from horovod_trainer.data.exclusion import no_exclusion
+from horovod_trainer.data.negatives import draw_uniform
+from horovod_trainer.data.sampler import sample_blocks
 from tests.graphs import World, random_pairs, worlds
 from tests.reference import target_pairs
 
@@ -99,6 +103,20 @@ def test_every_number_of_a_micro_batch_matters() -> None:
     other = replace(recipe, schedule=replace(recipe.schedule, seed=1)).build(0, 0, 0)
     assert other.dropout_key != batches[0].dropout_key
     assert target_pairs(other) != target_pairs(batches[0])
+
+
+def test_negatives_sampling_and_dropout_draw_from_streams_of_their_own() -> None:
+    recipe = World(30, random_pairs(1, 30, 80)).recipe(batch_size=9, micro_batches=2, fanouts=(2, 2), exclude=False)
+    batch = recipe.build(2, 3, 1)
+    edges = recipe.schedule.edges(2, 3, 1)
+    source, target = recipe.edge_source[edges], recipe.edge_target[edges]
+    number = (recipe.schedule.seed, 2, 3, 1)
+    negatives = draw_uniform(recipe.candidates, source, target, 2, derive_key(*number, Stream.NEGATIVES))
+    assert_same(batch.negatives, negatives)
+    seeds = batch.nodes[: batch.blocks[0].num_dst]
+    _, blocks = sample_blocks(recipe.graph, seeds, no_exclusion(), (2, 2), derive_key(*number, Stream.SAMPLING))
+    assert_same(batch.blocks, blocks)
+    assert batch.dropout_key == derive_key(*number, Stream.DROPOUT)
 
 
 @settings(max_examples=30, deadline=None)

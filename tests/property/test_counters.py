@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_trainer.counters import GOLDEN, MASK, Stream, derive_key, draw_below, mix, permutation
+from horovod_trainer.counters import GOLDEN, MASK, Stream, derive_key, draw_below, dropout_mask, mix, permutation
 
 keys = st.integers(0, MASK)
 CHI2_19_DF = 43.8  # the 0.999 quantile with 19 degrees of freedom; the keys below are fixed, so this never flickers
@@ -84,7 +84,40 @@ def test_the_largest_draw_stays_below_the_limit(limit: int) -> None:
 def test_draws_are_uniform() -> None:
     draws = draw_below(derive_key(1, 2), np.full(100, 20, np.int64), 100)
     assert chi_square(np.bincount(draws.ravel(), minlength=20), 500.0) < CHI2_19_DF
-    assert chi_square(np.bincount(draws[:, 3] if len(draws) else [], minlength=20), 5.0) < CHI2_19_DF
+    assert chi_square(np.bincount(draws[:, 3], minlength=20), 5.0) < CHI2_19_DF
+
+
+@settings(max_examples=30, deadline=None)
+@given(key=keys, p=st.floats(0.0, 0.99), size=st.integers(0, 41), data=st.data())
+def test_a_dropout_mask_holds_two_values_and_its_beginnings(key: int, p: float, size: int, data: st.DataObject) -> None:
+    mask = dropout_mask(key, p, size)
+    assert mask.shape == (size,)
+    assert set(mask.tolist()) <= {0.0, float(np.float32(1 / (1 - p)))}
+    part = data.draw(st.integers(0, size))
+    np.testing.assert_array_equal(dropout_mask(key, p, part), mask[:part])
+
+
+def test_dropout_entries_that_share_a_mix_are_independent() -> None:
+    for shift in (1, 2):
+        kept = dropout_mask(derive_key(6), 0.3, 100_000) > 0
+        first, second = kept[:-shift:2], kept[shift::2][: len(kept[:-shift:2])]
+        for a in (False, True):
+            for b in (False, True):
+                expected = (0.7 if a else 0.3) * (0.7 if b else 0.3)
+                assert abs(((first == a) & (second == b)).mean() - expected) < 0.01  # 4.5 standard deviations
+
+
+def test_the_mixer_is_splitmix64() -> None:
+    """Published outputs of SplitMix64 from seed 1234567."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [mix(1234567 + (number + 1) * int(GOLDEN)) for number in range(3)] == published
+
+
+def test_numbers_stay_what_they_were() -> None:
+    """A checkpoint resumed by a later version must see the same order and draws."""
+    assert derive_key(1, 2, 3) == 0xD56D0264932A233F
+    assert permutation(derive_key(1, 2, 3), 12, 0, 12).tolist() == [11, 1, 9, 0, 10, 7, 2, 6, 8, 5, 4, 3]
+    assert draw_below(derive_key(4), np.full(1, 1000, np.int64), 6).tolist() == [[255, 666, 29, 426, 644, 475]]
 
 
 def test_a_key_depends_on_every_part_and_their_order() -> None:

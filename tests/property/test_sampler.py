@@ -108,11 +108,10 @@ def test_hops_and_nodes_draw_independently() -> None:
     graph = world.graph()
     same_node = same_hop = 0
     for number in range(2000):
-        key = derive_key(11, number)
-        _, got, _ = draw_neighbours(graph, ids(0, 1), no_exclusion(), 1, derive_key(key, 0))
-        _, again, _ = draw_neighbours(graph, ids(0), no_exclusion(), 1, derive_key(key, 1))
-        same_node += int(got[0] == got[1])
-        same_hop += int(got[0] == again[0])
+        nodes, blocks = sample_blocks(graph, ids(0, 1), no_exclusion(), (1, 1), derive_key(11, number))
+        first, second = (drawn(block, nodes) for block in blocks)
+        same_node += int(first[0] == first[1])
+        same_hop += int(first[0] == second[0])
     assert abs(same_node - 200) < 60  # 4.5 standard deviations
     assert abs(same_hop - 200) < 60
 

@@ -10,7 +10,7 @@ from horovod_trainer.errors import ExitCode
 from tests.ranks import launching
 from tests.ranks.launching import horovodrun, launch, mpirun, trainer, words
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("worlds")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAILING_RANK = Path(__file__).with_name("failing_rank.py")
 

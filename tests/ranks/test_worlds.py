@@ -13,7 +13,7 @@ from horovod_trainer.train import SUMS
 from tests.ranks import launching
 from tests.ranks.launching import horovodrun, mpirun, rows, succeed, trainer, words
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("worlds")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launcher = Callable[[int, list[str]], list[str]]
 STEPS = 50
