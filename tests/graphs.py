@@ -71,7 +71,8 @@ class World:
     year: list[int] | None = None
 
     def graph(self, not_later: bool = False) -> Graph:
-        return graph_of(self.num_nodes, self.edges, self.year, not_later)
+        """Return the message-passing graph; a world without years has no later ones to leave out."""
+        return graph_of(self.num_nodes, self.edges, self.year, not_later and self.year is not None)
 
     def candidates(self) -> Candidates:
         year = None if self.year is None else np.array(self.year, np.int32)
