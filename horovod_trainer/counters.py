@@ -46,7 +46,7 @@ def mix(x: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """Return the 64-bit key of a path of integers, such as (seed, stream, epoch, step, micro-batch)."""
+    """Return the 64-bit key of a path of integers, such as (seed, epoch, step, micro-batch, stream)."""
     key = _GOLDEN
     for part in parts:
         key = mix(key ^ mix((part + _GOLDEN) & MASK))

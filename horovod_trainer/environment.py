@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovod_trainer.build_facts import (
@@ -40,12 +40,16 @@ UNLIMITED = resource.RLIM_INFINITY
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing found: its name and value, whether it is good enough to train here, and what to do when not."""
+    """One thing found: its name and value, whether it is good enough to train here, and what to do when not.
+
+    required: training needs it; otherwise it is worth knowing.
+    """
 
     name: str
     value: str
     ok: bool = True
     fix: str = ""
+    required: bool = True
 
 
 def collect_facts() -> list[Fact]:
@@ -181,7 +185,8 @@ def numba_fact() -> Fact:
 def bf16_fact(ratio: float) -> Fact:
     """Judge a bf16 matrix product's time over float32's on this CPU."""
     fix = "keep float32 on this CPU: it has no fast bf16 units"
-    return _judge("bf16 on CPU", f"{ratio:.2f} x the time of float32", ratio <= SLOW_BF16, fix)
+    fact = _judge("bf16 on CPU", f"{ratio:.2f} x the time of float32", ratio <= SLOW_BF16, fix)
+    return replace(fact, required=False)  # float32 is the default
 
 
 def bf16_ratio(width: int = 384, seconds: float = 0.15) -> float:

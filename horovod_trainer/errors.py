@@ -119,7 +119,5 @@ class Diverged(TrainerError):
     exit_code = ExitCode.DIVERGED
 
 
-class TimedOut(TrainerError):
-    """A bound was passed."""
-
-    exit_code = ExitCode.TIMEOUT
+class CommunicationFailed(TrainerError):
+    """A collective did not come to its end: another rank ended, or the network did."""

@@ -18,7 +18,8 @@ from horovod_trainer.data.exclusion import find
 from horovod_trainer.data.gather import Features
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.store import HeldOut
-from horovod_trainer.inference import Matrix, embed, one_thread_per_block
+from horovod_trainer.errors import Diverged
+from horovod_trainer.inference import Matrix, Progress, embed, one_thread_per_block, quiet
 from horovod_trainer.jit import compiled, reassociated
 from horovod_trainer.model import DotDecoder, Dropout, LinkPredictor
 
@@ -47,7 +48,7 @@ class Evaluator:
         *,
         queries: int | None = None,
         seed: int = 0,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = quiet,
     ) -> dict[str, float]:
         """Return the metrics of a split, equal on every rank and for every number of ranks.
 
@@ -68,15 +69,20 @@ class Evaluator:
         edge = np.asarray(held_out.edge)
         negatives = held_out.negatives
         if negatives is not None:
-            scores = self._shares(
-                len(edge),
-                lambda first, last: score_candidates(
-                    model, h, edge[first:last, 0], candidates(edge[first:last, 1], negatives[first:last])
-                ),
-            )
-            result = ranking(scores, self.config.hits)
-            if self.citations is not None and (answered := reciprocal(edge, *self.citations)).any():
-                result["mrr_without_reciprocal"] = metrics.mrr(metrics.ranks(scores[~answered]))
+
+            def ranked(first: int, last: int) -> NDArray[np.float64]:
+                tails = candidates(edge[first:last, 1], negatives[first:last])
+                scores = score_candidates(model, h, edge[first:last, 0], tails)
+                # judged below, where all ranks see it: one rank must not leave the others in a collective
+                return np.where(np.isnan(scores).any(1), np.nan, metrics.ranks(np.nan_to_num(scores)))
+
+            ranks = self._shares(len(edge), ranked, np.float64)
+            if np.isnan(ranks).any():
+                raise Diverged("a score is not a number (NaN): the model has diverged", agreed=True)
+            result = ranking(ranks, negatives.shape[1], self.config.hits)
+            answered = reciprocal(edge, *self.citations) if self.citations is not None else np.zeros(0, np.bool_)
+            if answered.any() and not answered.all():
+                result["mrr_without_reciprocal"] = metrics.mrr(ranks[~answered])
             return result
         if held_out.pool is None:
             raise ValueError("held-out edges come with negatives per query or with one shared pool")
@@ -84,33 +90,32 @@ class Evaluator:
         both = np.concatenate([edge, pool])
         flat = self._shares(
             len(both),
-            lambda first, last: score_candidates(model, h, both[first:last, 0], both[first:last, 1:]),
+            lambda first, last: score_candidates(model, h, both[first:last, 0], both[first:last, 1:])[:, 0],
+            np.float32,
             per_block=QUERIES_PER_BLOCK * 1000,
-        )[:, 0]
+        )
         return pooled(flat[: len(edge)], flat[len(edge) :], self.config.hits_pooled)
 
-    def _shares(self, total: int, score: Callable[[int, int], Matrix], per_block: int = QUERIES_PER_BLOCK) -> Matrix:
-        """Return score(first, last) over the fixed grid of all queries, each block by one rank, gathered in order."""
+    def _shares(
+        self,
+        total: int,
+        score: Callable[[int, int], NDArray[Any]],
+        dtype: type[np.floating[Any]],
+        per_block: int = QUERIES_PER_BLOCK,
+    ) -> NDArray[Any]:
+        """Return [total] values of score(first, last) over a fixed grid, each block by one rank, gathered in order."""
         grid = [(first, min(first + per_block, total)) for first in range(0, total, per_block)]
-        mine = grid[self.comm.rank :: self.comm.size]
         with one_thread_per_block(self.threads) as pool:
-            parts = list(pool.map(lambda block: score(*block), mine))
-        return _in_grid_order(self.comm, grid, parts)
-
-
-def _in_grid_order(comm: Communicator, grid: list[tuple[int, int]], parts: list[Matrix]) -> Matrix:
-    width = parts[0].shape[1] if parts else 0
-    widths = comm.allreduce_(torch.tensor([width], dtype=torch.int64), "max")
-    width = int(widths[0])
-    own = np.concatenate(parts) if parts else np.zeros((0, width), np.float32)
-    gathered = [part.numpy() for part in comm.allgather(torch.from_numpy(own))]
-    out = np.empty((grid[-1][1] if grid else 0, width), np.float32)
-    taken = [0] * comm.size
-    for number, (first, last) in enumerate(grid):
-        rank = number % comm.size
-        out[first:last] = gathered[rank][taken[rank] : taken[rank] + last - first]
-        taken[rank] += last - first
-    return out
+            parts = list(pool.map(lambda block: score(*block), grid[self.comm.rank :: self.comm.size]))
+        own = np.concatenate(parts) if parts else np.zeros(0, dtype)
+        gathered = [part.numpy() for part in self.comm.allgather(torch.from_numpy(own))]
+        out = np.empty(total, dtype)
+        taken = [0] * self.comm.size
+        for number, (first, last) in enumerate(grid):
+            rank = number % self.comm.size
+            out[first:last] = gathered[rank][taken[rank] : taken[rank] + last - first]
+            taken[rank] += last - first
+        return out
 
 
 def subset(held_out: HeldOut, queries: int | None, seed: int) -> HeldOut:
@@ -168,13 +173,12 @@ def _dot_scores(h: Any, source: Any, tails: Any, out: Any) -> None:
             out[q, c] = total
 
 
-def ranking(scores: Matrix, hits: tuple[int, ...]) -> dict[str, float]:
-    """Return MRR, mean rank, AUC and hits@k per query of scores [Q, 1 + K], the positive first."""
-    ranks = metrics.ranks(scores)
+def ranking(ranks: NDArray[np.float64], negatives: int, hits: tuple[int, ...]) -> dict[str, float]:
+    """Return MRR, mean rank, AUC and hits@k per query of ranks [Q] among `negatives` candidates each."""
     result = {
         "mrr": metrics.mrr(ranks),
         "mean_rank": metrics.mean_rank(ranks),
-        "auc": metrics.auc(ranks, scores.shape[1] - 1),
+        "auc": metrics.auc(ranks, negatives),
     }
     return result | {f"hits@{k}": metrics.hits(ranks, k) for k in hits}
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +20,17 @@ from numpy.typing import NDArray
 
 from horovod_trainer.comm.base import Communicator, gather_text
 from horovod_trainer.data.exclusion import no_exclusion
-from horovod_trainer.data.gather import Aggregator, Features, readable, value_at
+from horovod_trainer.data.gather import Aggregator, Features, aggregate_range
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.errors import naming
-from horovod_trainer.jit import compiled
 from horovod_trainer.model import Encoder
 
 Matrix = NDArray[np.float32]
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
 
 
 class HostMatrix:
@@ -35,21 +38,25 @@ class HostMatrix:
 
     def __init__(self, comm: Communicator, shape: tuple[int, int], block: int, scratch: Path) -> None:
         self.comm, self.block = comm, block
-        hosts = gather_text(comm, comm.host)
+        folder = scratch.stat()  # pods of one node may share its host name, not its files
+        hosts = gather_text(comm, f"{comm.host} {folder.st_dev} {folder.st_ino}")
+        here = hosts[comm.rank]
         self._hosts = hosts
-        self._leader = hosts.index(comm.host) == comm.rank
+        self._leader = hosts.index(here) == comm.rank
         token = int.from_bytes(os.urandom(7), "big")
         shared = torch.tensor([token])
         comm.broadcast_([shared])
-        path = scratch / f"horovod-trainer-{int(shared[0]):x}-{hosts.index(comm.host)}"
-        if self._leader:
-            with naming(path), open(path, "wb") as file:  # reserved now: a full disk is an error here, a bus error in a mapped page
-                os.posix_fallocate(file.fileno(), 0, max(1, shape[0] * shape[1] * 4))
-        comm.barrier()
-        self.rows: Matrix = np.memmap(path, np.float32, "r+", shape=shape)
-        comm.barrier()
-        if self._leader:
-            path.unlink()
+        path = scratch / f"horovod-trainer-{int(shared[0]):x}-{hosts.index(here)}"
+        try:
+            if self._leader:
+                with naming(path), open(path, "wb") as file:  # reserved now: later a full disk would be a bus error
+                    os.posix_fallocate(file.fileno(), 0, max(1, shape[0] * shape[1] * 4))
+            comm.barrier()
+            self.rows: Matrix = np.memmap(path, np.float32, "r+", shape=shape)
+            comm.barrier()
+        finally:
+            if self._leader:  # from here on the file lives as long as it is mapped
+                path.unlink(missing_ok=True)
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return the whole grid as [first, last) node ranges."""
@@ -69,7 +76,7 @@ class HostMatrix:
                 first, last = turn[self.comm.rank] if self.comm.rank < len(turn) else (0, 0)
                 parts = self.comm.allgather(torch.from_numpy(np.array(self.rows[first:last])))
                 for rank, (first, last) in enumerate(turn):
-                    if self._leader and self._hosts[rank] != self.comm.host:
+                    if self._leader and self._hosts[rank] != self._hosts[self.comm.rank]:
                         self.rows[first:last] = parts[rank].numpy()
         self.comm.barrier()
 
@@ -96,7 +103,7 @@ def embed(
     node_block: int,
     threads: int,
     scratch: Path | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = quiet,
 ) -> Matrix:
     """Return the embeddings of all nodes, float32 [N, out], the same bits on every rank.
 
@@ -122,7 +129,8 @@ def embed(
 
             for _ in pool.map(compute, matrix.mine()):
                 done += comm.size
-                progress(min(done, total), total)
+                progress("embeddings", min(done, total), total)
+            del compute  # its default would keep the layer before alive
             matrix.exchange()
             previous = matrix.rows
     if previous is None:
@@ -146,35 +154,3 @@ def _layer_input(
     h = features.values if previous is None else previous
     own = features.rows(nodes) if previous is None else np.array(previous[first:last])
     return own, aggregate_range(graph, h, first, last, aggregator)
-
-
-def aggregate_range(graph: Graph, h: NDArray[Any], first: int, last: int, aggregator: Aggregator) -> Matrix:
-    """Return the aggregated neighbourhoods of nodes first .. last-1 from all rows h [N, D]: float32 [last - first, D]."""
-    year = graph.year if graph.not_later and graph.year is not None else np.zeros(0, np.int32)
-    out = np.empty((last - first, h.shape[1]), np.float32)
-    kind = {"sum": 0, "mean": 1, "max": 2}[aggregator]
-    _aggregate_range(graph.indptr, graph.indices, year, *readable(h), first, kind, out)
-    return out
-
-
-@compiled
-def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, half: Any, first: Any, kind: Any, out: Any) -> None:
-    for i in range(out.shape[0]):
-        node = first + i
-        used = 0
-        out[i, :] = np.float32(0)
-        for e in range(indptr[node], indptr[node + 1]):
-            neighbour = indices[e]
-            if year.shape[0] > 0 and year[neighbour] > year[node]:
-                continue
-            used += 1
-            for f in range(out.shape[1]):
-                value = value_at(h, half, neighbour, f)
-                if kind == 2:
-                    out[i, f] = value if used == 1 else max(out[i, f], value)
-                else:
-                    out[i, f] += value
-        if kind == 1 and used > 0:
-            scale = np.float32(1.0) / np.float32(used)
-            for f in range(out.shape[1]):
-                out[i, f] *= scale

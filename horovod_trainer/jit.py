@@ -35,8 +35,12 @@ def _is_writable(folder: str) -> bool:
 
 SETTINGS: Any = numba.config  # its names are made at run time, unknown to type checkers
 SETTINGS.CACHE_DIR = _cache_folder()
-FIRST_USE = not os.path.isdir(SETTINGS.CACHE_DIR)
 CACHED = _is_writable(SETTINGS.CACHE_DIR)  # otherwise numba raises at import; without it every process compiles anew
+
+
+def compiled_before(kernel: str) -> bool:
+    """Return whether the cache holds the kernel's machine code."""
+    return CACHED and any(Path(SETTINGS.CACHE_DIR).rglob(f"*.{kernel}-*.nbi"))
 
 
 def compiled(function: F) -> F:

@@ -30,9 +30,11 @@ def link_loss(config: LossSection, pos: torch.Tensor, neg: torch.Tensor, mask: t
 def balanced_correct(pos: torch.Tensor, neg: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the sum over positives of the accuracy at probability 0.5 on balanced pairs: half positive, half negatives.
 
+    A positive without a valid negative counts alone.
     The figure the seed project quotes; say it beside the MRR, never instead of it.
     """
-    return 0.5 * ((pos > 0).to(pos.dtype) + _mean_valid((neg <= 0).to(pos.dtype), mask)).sum()
+    found, rejected = (pos > 0).to(pos.dtype), _mean_valid((neg <= 0).to(pos.dtype), mask)
+    return torch.where(mask.any(1), 0.5 * (found + rejected), found).sum()
 
 
 def _mean_valid(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -100,5 +100,4 @@ def _some(values: Scores) -> Scores:
 
 def _refuse_nan(scores: Scores) -> None:
     if np.isnan(scores).any():
-        # the scores of all ranks are gathered before they are ranked, so every rank sees it
-        raise Diverged("a score is not a number (NaN): the model has diverged", agreed=True)
+        raise Diverged("a score is not a number (NaN): the model has diverged")

@@ -70,8 +70,8 @@ def keep_earlier(folder: Path) -> None:
         return
     if not (folder / METRICS).exists() and any(entry.name != CONFIG for entry in folder.iterdir()):
         raise Conflict(Problem(str(folder), f"holds a {CONFIG} that no run wrote; name another folder in output.dir"))
-    place = Path(os.path.realpath(folder))
-    if Path.cwd().is_relative_to(place):
+    place = Path(os.path.abspath(folder))  # has a name, as `.` has not; a link is renamed, not what it leads to
+    if Path.cwd().is_relative_to(os.path.realpath(folder)):
         raise Conflict(Problem(str(folder), "holds an earlier run, and cannot be renamed: it is the current folder"))
     number = 1
     while (aside := place.with_name(f"{place.name}.{number}")).exists():

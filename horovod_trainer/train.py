@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from horovod_trainer.aggregate import Hop
-from horovod_trainer.assemble import build_evaluators, build_model, build_recipe, check_store, first_hop
+from horovod_trainer.assemble import build_evaluator, build_model, build_recipe, check_store, first_hop
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config
-from horovod_trainer.console import counted, get_logger, progress
+from horovod_trainer.console import counted, get_logger, progress, stage_progress
 from horovod_trainer.data.batches import MicroBatch, Recipe, prefetch
 from horovod_trainer.data.store import Store
 from horovod_trainer.documents import digest
-from horovod_trainer.evaluate import Evaluator
-from horovod_trainer.jit import FIRST_USE
+from horovod_trainer.errors import InvalidInput, Problem
+from horovod_trainer.jit import compiled_before
 from horovod_trainer.loss import balanced_correct, link_loss
 from horovod_trainer.model import Dropout, LinkPredictor
 from horovod_trainer.optim import FlatGradients, build_optimizer, learning_rate, set_learning_rate
@@ -48,8 +48,8 @@ class Progress:
 class Trainer:
     """One run on one rank. All ranks run the same code in the same order."""
 
-    def __init__(self, config: Config, store: Store, comm: Communicator, telemetry: Telemetry, threads: int) -> None:
-        self.config, self.store, self.comm, self.telemetry = config, store, comm, telemetry
+    def __init__(self, config: Config, store: Store, comm: Communicator, threads: int) -> None:
+        self.config, self.store, self.comm, self.threads = config, store, comm, threads
         self.hosts = check_placement(comm, config.launch)
         check_store(config, store)
         self.device = pick_device(config.train.device, comm.local_rank)
@@ -62,7 +62,7 @@ class Trainer:
         comm.broadcast_([*self.model.parameters(), *self.model.buffers()])
         self.flat = FlatGradients(self.model.parameters(), len(SUMS))
         self.optimizer = build_optimizer(config.optim, self.flat.parameters)
-        self.evaluators = build_evaluators(config, store, comm, threads)
+        self.validation = build_evaluator(config, store, comm, threads, "valid")
         self.timers = PhaseTimers()
         self.progress = Progress()
         self.bar = progress("train", self.total_steps, lines=False)
@@ -77,8 +77,9 @@ class Trainer:
             "torch": torch.__version__,
         }
 
-    def run(self) -> dict[str, Any]:
+    def run(self, telemetry: Telemetry) -> dict[str, Any]:
         """Train to the end and return the result: the best epoch's validation and test metrics over all queries."""
+        self.telemetry = telemetry
         self._say_what_runs()
         started = time.monotonic()
         deadline = started + 3600 * self.config.train.max_hours if self.config.train.max_hours else math.inf
@@ -154,7 +155,7 @@ class Trainer:
     def _log_step(self, epoch: int, step: int, sums: dict[str, float]) -> None:
         """Write the step to the metrics file, and every log_every steps to the console."""
         positives, edges = sums["positives"], max(1, len(self.store.indices))
-        share = 2 * sums["excluded_pairs"] / edges / self.schedule.micro_batches
+        share = 2 * sums["excluded_pairs"] / edges / -(-positives // self.schedule.batch_size)  # of a micro-batch
         drawn = max(1.0, sums["negatives"])
         phases = self.timers.snapshot_and_reset()
         seconds = max(1e-9, sum(phases.values()))
@@ -189,7 +190,8 @@ class Trainer:
     def _validate(self, epoch: int) -> bool:
         """Score the fixed validation subset, keep the best weights; return False when patience has run out."""
         started = time.monotonic()
-        result = self._score("valid", self.config.evaluate.valid_queries)
+        held_out, queries = self.store.held_out("valid"), self.config.evaluate.valid_queries
+        result = self.validation.run(self.model, held_out, queries=queries, seed=self.config.train.seed)
         value = result.get("mrr", result["auc"])
         state = self.progress
         better = value > state.best_value
@@ -212,15 +214,13 @@ class Trainer:
             return False
         return True
 
-    def _score(self, split: str, queries: int | None) -> dict[str, float]:
-        held_out = self.store.held_out(split)  # type: ignore[arg-type]  # the two names below are its literals
-        evaluator: Evaluator = self.evaluators[split]
-        return evaluator.run(self.model, held_out, queries=queries, seed=self.config.train.seed)
-
     def _finish(self, seconds: float) -> dict[str, Any]:
         """Score everything with the best weights and return the result document."""
         self.model.load_state_dict(self.progress.best_weights)
-        valid, test = self._score("valid", None), self._score("test", None)
+        valid = self.validation.run(self.model, self.store.held_out("valid"), progress=stage_progress)
+        # made only now: with the validation edges in it, its graph is a copy of the whole
+        evaluator = build_evaluator(self.config, self.store, self.comm, self.threads, "test")
+        test = evaluator.run(self.model, self.store.held_out("test"), progress=stage_progress)
         self.telemetry.log("test", self.progress.step, self.progress.best_epoch, **test)
         return {
             "test": test,
@@ -246,8 +246,8 @@ class Trainer:
             f"{self.model.num_parameters:,}", self.device, f"{schedule.num_edges:,}", self.steps_per_epoch,
             schedule.micro_batches, schedule.batch_size,
         )  # fmt: skip
-        if FIRST_USE:
-            log.info("compiling kernels: some 15 s once, then they are read from a cache")
+        if not compiled_before("_sum_rows"):
+            log.info("compiling kernels: some 15 s, once where a cache can be written")
         log.info("first hop: %s", first_hop(config, self.store).reason)
         if schedule.micro_batches % self.comm.size:
             log.warning(
@@ -283,6 +283,10 @@ def forward(
 def pick_device(wanted: str, local_rank: int) -> torch.device:
     """Return this rank's device: cuda:local_rank when there is one (or asked for), otherwise the CPU."""
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        devices = torch.cuda.device_count()  # 0 in a CPU build of torch
+        if local_rank >= devices:
+            message = f"local rank {local_rank} needs a GPU of its own, torch sees {devices}; use cpu or fewer slots"
+            raise InvalidInput(Problem("train.device", message, wanted))
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
     return torch.device("cpu")

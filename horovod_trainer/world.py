@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 
 from horovod_trainer.comm.base import Communicator, gather_text
 from horovod_trainer.config import LaunchSection
+from horovod_trainer.cores import cpu_quota
 from horovod_trainer.errors import Conflict, PlacementError, Problem, shorten
 
 
@@ -28,6 +30,18 @@ def check_placement(comm: Communicator, launch: LaunchSection) -> Counter[str]:
     if problems:
         raise PlacementError(problems, agreed=True)
     return hosts
+
+
+def threads_per_rank(comm: Communicator) -> int:
+    """Return this rank's share of the cores that its host's ranks may use: min(cgroup quota, affinities) / ranks.
+
+    A launcher may bind every rank to cores of its own, so the affinities of a host's ranks are put together first.
+    """
+    mine = os.sched_getaffinity(0)
+    everyone = [text.split() for text in gather_text(comm, " ".join([comm.host, *map(str, sorted(mine))]))]
+    local = [set(cores) for host, *cores in everyone if host == comm.host]
+    cores = min(float(len(set[str]().union(*local))), cpu_quota() or float("inf"))
+    return max(1, min(len(mine), int(cores / len(local))))
 
 
 def check_agreement(comm: Communicator, facts: Mapping[str, object]) -> None:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import torch
 
 from horovod_trainer.comm.base import Communicator, Reduction, Solo
-from horovod_trainer.errors import InvalidInput, PlacementError, Problem, TrainerError
+from horovod_trainer.errors import CommunicationFailed, InvalidInput, PlacementError, Problem
+
+STALL_SECONDS = "600"  # longer than one rank can be ahead of another in an evaluation
 
 # what each launcher tells a rank about the world's size, the most specific first
 _SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -50,10 +52,6 @@ def open_communicator(kind: Literal["auto", "horovod", "solo"]) -> Communicator:
     return comm
 
 
-class CommunicationFailed(TrainerError):
-    """A collective did not come to its end: another rank ended, or the network did."""
-
-
 class HorovodCommunicator:
     """Collectives of Horovod. One allreduce a step on one flat tensor: nothing is fused, so runs repeat bit for bit."""
 
@@ -66,6 +64,8 @@ class HorovodCommunicator:
             raise InvalidInput(
                 Problem("train.communicator", f"Horovod cannot be imported ({failure}); `make setup` builds it")
             ) from None
+        # ranks that wait in different collectives end the job instead of hanging; the user's own value wins
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", STALL_SECONDS)
         hvd.init()
         self._hvd: Any = hvd
         self._ops = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}

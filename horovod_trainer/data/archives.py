@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import lzma
 import shutil
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
-from horovod_trainer.errors import InvalidInput, Problem
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_trainer.errors import InvalidInput, Problem, naming
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ def unpack(
     Raises InvalidInput naming every entry with an absolute path, a `..`, a link or a device, or when the files together
     exceed `limit` bytes, stated or real. Nothing is left behind then.
     """
-    with _members(archive) as members:
+    with refusing_damage(archive.name), _members(archive) as members:
         problems = [Problem(f"{archive.name}: {member.name}", fault) for member in members if (fault := _fault(member))]
         files = [member for member in members if member.regular]
         total = sum(member.size for member in files)
@@ -67,20 +73,48 @@ def _fault(member: Member) -> str | None:
 def _extract(archive: Path, member: Member, folder: Path, done: int, limit: int) -> int:
     """Write one file; return the bytes written so far, which count against the limit whatever the headers say."""
     target = folder / member.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source = member.open()
-    if source is None:
-        raise InvalidInput(Problem(f"{archive.name}: {member.name}", "cannot be read"))
-    try:
+    with refusing_damage(f"{archive.name}: {member.name}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = member.open()
+        if source is None:
+            raise InvalidInput(Problem(f"{archive.name}: {member.name}", "cannot be read"))
         with source, target.open("xb") as out:
             while block := source.read(1 << 20):
                 done += len(block)
                 if done > limit:
                     raise InvalidInput(Problem(archive.name, f"unpacks to more than the {limit} bytes expected"))
-                out.write(block)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, FileExistsError, NotImplementedError) as failure:
-        raise InvalidInput(Problem(f"{archive.name}: {member.name}", f"damaged: {failure}")) from None
+                with naming(target):
+                    out.write(block)
     return done
+
+
+# all that zipfile, tarfile, their decompressors and numpy raise on bytes that are not what they should be
+_DAMAGE = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError, OverflowError,
+    RuntimeError, MemoryError, FileExistsError, NotADirectoryError,
+)  # fmt: skip
+
+
+@contextmanager
+def refusing_damage(name: str) -> Iterator[None]:
+    """Raise InvalidInput naming `name` for whatever damaged bytes make their readers raise; real I/O errors pass."""
+    try:
+        yield
+    except _DAMAGE as failure:
+        raise InvalidInput(Problem(name, f"damaged: {failure or type(failure).__name__}")) from None
+    except OSError as failure:
+        # bz2 gives no number, and an offset before the file's beginning is an invalid argument
+        if failure.errno not in (None, errno.EINVAL):
+            raise
+        raise InvalidInput(Problem(name, f"damaged: {failure.strerror or failure}")) from None
+
+
+def read_npz(file: Path, wanted: Container[str]) -> dict[str, NDArray[Any]]:
+    """Return the wanted arrays of a numpy archive; raises InvalidInput when it is damaged or holds pickled ones."""
+    if not zipfile.is_zipfile(file):
+        raise InvalidInput(Problem(str(file), "not an npz archive"))
+    with refusing_damage(str(file)), np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files if name in wanted}
 
 
 @contextmanager
@@ -115,7 +149,7 @@ def read_members(archive: Path, names: list[str], limit: int) -> dict[str, bytes
     Raises InvalidInput for a file that is missing or larger.
     """
     found: dict[str, bytes] = {}
-    with _members(archive) as members:
+    with refusing_damage(archive.name), _members(archive) as members:
         for member in members:
             source = member.open() if member.name in names and member.regular else None
             if source is not None:

@@ -37,7 +37,12 @@ class Schedule:
         return -(-self.num_edges // (self.batch_size * self.micro_batches))
 
     def positions(self, step: int, micro: int) -> tuple[int, int]:
-        """Return [first, last) positions in the epoch's order of one micro-batch of the epoch's step `step`."""
+        """Return [first, last) positions in the epoch's order of one micro-batch of the epoch's step `step`.
+
+        A number of G or more is nobody's: the empty micro-batch of a rank that has no other.
+        """
+        if micro >= self.micro_batches:
+            return self.num_edges, self.num_edges
         first = (step * self.micro_batches + micro) * self.batch_size
         return min(first, self.num_edges), min(first + self.batch_size, self.num_edges)
 
@@ -47,8 +52,8 @@ class Schedule:
         return min(first + self.micro_batches * self.batch_size, self.num_edges) - first
 
     def share(self, rank: int, size: int) -> range:
-        """Return the micro-batch numbers that a rank runs in every step."""
-        return range(rank, self.micro_batches, size)
+        """Return the micro-batch numbers that a rank runs in every step: at least one, be it an empty one."""
+        return range(rank, max(self.micro_batches, size), size)
 
     def edges(self, epoch: int, step: int, micro: int) -> NDArray[np.int64]:
         """Return the seed-edge numbers of one micro-batch: int64 [<= B], each edge once per epoch."""

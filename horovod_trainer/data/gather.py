@@ -79,6 +79,43 @@ class Features:
         return out
 
 
+def aggregate_range(
+    graph: Graph, h: NDArray[Any], first: int, last: int, aggregator: Aggregator
+) -> NDArray[np.float32]:
+    """Return the aggregated neighbourhoods of nodes first .. last-1 from all rows h [N, D]: float32 [last - first, D].
+
+    Sums run in float64: hubs have many terms, and training subtracts from what is stored.
+    """
+    year = graph.year if graph.not_later and graph.year is not None else np.zeros(0, np.int32)
+    out = np.empty((last - first, h.shape[1]), np.float32)
+    kind = {"sum": 0, "mean": 1, "max": 2}[aggregator]
+    _aggregate_range(graph.indptr, graph.indices, year, *readable(h), first, kind, out)
+    return out
+
+
+@compiled
+def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, half: Any, first: Any, kind: Any, out: Any) -> None:
+    total = np.empty(out.shape[1], np.float64)
+    for i in range(out.shape[0]):
+        node = first + i
+        used = 0
+        total[:] = 0.0
+        for e in range(indptr[node], indptr[node + 1]):
+            neighbour = indices[e]
+            if year.shape[0] > 0 and year[neighbour] > year[node]:
+                continue
+            used += 1
+            for f in range(out.shape[1]):
+                value = value_at(h, half, neighbour, f)
+                if kind == 2:
+                    total[f] = value if used == 1 else max(total[f], value)
+                else:
+                    total[f] += value
+        scale = 1.0 / used if kind == 1 and used > 0 else 1.0
+        for f in range(out.shape[1]):
+            out[i, f] = total[f] * scale
+
+
 @compiled
 def _gather(values: Any, half: Any, nodes: Any, out: Any) -> None:
     for i in range(nodes.shape[0]):

@@ -114,10 +114,22 @@ def among(keys: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.b
 
 def as_ids(name: str, array: Any) -> NDArray[np.int64]:
     """Return ids as int64 (small unsigned ones would wrap in u * N + v); raises InvalidInput unless integers."""
-    ids = np.asarray(array)
+    try:
+        ids = np.asarray(array)
+    except (TypeError, ValueError) as failure:  # lists of different lengths, a sparse tensor
+        _refuse(name, f"ids are an array of integers: {failure}", type(array).__name__)
     if ids.dtype.kind not in "iu":
         _refuse(name, "ids are integers", str(ids.dtype))
     return ids.astype(np.int64)
+
+
+def as_floats(name: str, array: Any) -> NDArray[np.float32]:
+    """Return numbers as float32; too large ones become infinite, which `cleaned` refuses. Raises InvalidInput."""
+    values = np.asarray(array)
+    if values.dtype.kind not in "biuf":
+        _refuse(name, "features are numbers", str(values.dtype))
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def _refuse(path: str, message: str, got: object = None) -> NoReturn:
@@ -189,16 +201,21 @@ def _feature_flaws(raw: RawGraph, add: Any) -> None:
         for row in np.flatnonzero(~np.isfinite(raw.features[first : first + _ROWS]).all(1))
     ]
     if bad:
-        add("features", f"NaN or infinite in {len(bad)} rows, the first of node {bad[0]}")
+        add("features", f"NaN, infinite or too large in {len(bad)} rows, the first of node {bad[0]}")
 
 
 def _year_flaws(raw: RawGraph, add: Any) -> None:
     if raw.year is None:
         return
-    if raw.year.shape != (raw.num_nodes,):
-        add("year", f"must be [{raw.num_nodes}]: one for every node", raw.year.shape)
+    if raw.year.shape != (raw.num_nodes,) or raw.year.dtype.kind not in "iuf":
+        got = f"{raw.year.dtype} {list(raw.year.shape)}"
+        add("year", f"must be [{raw.num_nodes}] numbers: one for every node", got)
         return
     possible = (raw.year >= 0) & (raw.year <= LAST_YEAR) & (raw.year == np.floor(raw.year))  # NaN compares false
     if not possible.all():
         worst = raw.year[~possible]
-        add("year", f"{len(worst)} impossible years: missing, or not a whole number in [0, {LAST_YEAR}]", worst[0])
+        add(
+            "year",
+            f"{len(worst)} impossible years: missing, or not a whole number in [0, {LAST_YEAR}]",
+            worst[0].item(),
+        )

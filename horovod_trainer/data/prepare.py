@@ -6,7 +6,7 @@ import fcntl
 import glob
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from horovod_trainer.config import DataSection
 from horovod_trainer.console import get_logger
 from horovod_trainer.data.checks import check_split
+from horovod_trainer.data.gather import Aggregator, aggregate_range
 from horovod_trainer.data.graph import RawGraph, Split, cleaned, row_pointers, symmetric
+from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.sources import source_of
 from horovod_trainer.data.splits import make_split, true_citations
 from horovod_trainer.data.store import StoreWriter, open_store, refuse_other
 from horovod_trainer.documents import make_folder
 from horovod_trainer.errors import InvalidInput, NotFound, Unreachable, naming
-from horovod_trainer.jit import compiled
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 _ROWS = 1 << 14
@@ -70,9 +71,17 @@ def _unchanged(path: Path, config: DataSection, kind: str, digests: dict[str, st
         manifest = open_store(path).manifest
     except (NotFound, InvalidInput):
         return False
-    skip = dict.fromkeys(_NO_CONTENT)
-    same = {**manifest["config"], **skip} == {**config.model_dump(mode="json"), **skip}
-    return same and manifest["source"].get("digests") == digests and manifest["source"].get("kind") == kind
+    return (
+        not changed_settings(manifest, config)
+        and manifest["source"].get("digests") == digests
+        and manifest["source"].get("kind") == kind
+    )
+
+
+def changed_settings(manifest: Mapping[str, Any], config: DataSection) -> list[str]:
+    """Return the data settings in which a store's manifest differs from `config`, where that changes what it holds."""
+    stored, wanted = manifest["config"], config.model_dump(mode="json")
+    return sorted(key for key in wanted if key not in _NO_CONTENT and stored.get(key) != wanted[key])
 
 
 def _build(path: Path, raw: RawGraph, config: DataSection, progress: Progress) -> None:
@@ -196,34 +205,11 @@ def _write_aggregates(
     progress: Progress,
 ) -> None:  # fmt: skip
     """Write the sum (and maximum) of the stored features over each node's row: float32 [N, F], 0 for isolated nodes."""
-    values = features.astype(np.float32, copy=False)  # numba has no float16 on CPU
-    for name, kernel in (("neighbour_sum", _sum_rows), ("neighbour_max", _max_rows)):
-        if name == "neighbour_max" and not maximum:
-            continue
+    graph = Graph(indptr, indices)
+    kinds: list[tuple[str, Aggregator]] = [("neighbour_sum", "sum"), ("neighbour_max", "max")]
+    for name, aggregator in kinds if maximum else kinds[:1]:
         out = writer.allocate(name, features.shape, np.float32)
         for first in range(0, len(out), _ROWS):
-            kernel(indptr, indices, values, first, out[first : first + _ROWS])
-            progress(name, min(len(out), first + _ROWS), len(out))
-
-
-@compiled
-def _sum_rows(indptr: Any, indices: Any, values: Any, first: Any, out: Any) -> None:
-    total = np.empty(out.shape[1], np.float64)  # hubs have many terms, and training subtracts from this sum
-    for i in range(out.shape[0]):
-        total[:] = 0.0
-        for e in range(indptr[first + i], indptr[first + i + 1]):
-            for f in range(out.shape[1]):
-                total[f] += values[indices[e], f]
-        for f in range(out.shape[1]):
-            out[i, f] = total[f]
-
-
-@compiled
-def _max_rows(indptr: Any, indices: Any, values: Any, first: Any, out: Any) -> None:
-    for i in range(out.shape[0]):
-        start, stop = indptr[first + i], indptr[first + i + 1]
-        for f in range(out.shape[1]):
-            out[i, f] = values[indices[start], f] if stop > start else np.float32(0)
-        for e in range(start + 1, stop):
-            for f in range(out.shape[1]):
-                out[i, f] = max(out[i, f], values[indices[e], f])
+            last = min(len(out), first + _ROWS)
+            out[first:last] = aggregate_range(graph, features, first, last, aggregator)
+            progress(name, last, len(out))

@@ -129,6 +129,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if missing:
         raise InvalidInput(Problem(str(file), f"damaged: lacks {', '.join(missing)}"))
     odd = [key for key, kind in _KEYS.items() if not isinstance(manifest[key], kind)]
+    arrays = manifest["arrays"].items() if not odd else ()
+    odd += [f"arrays: {name}" for name, entry in arrays if name not in _FILES or not isinstance(entry, dict)]
     if odd:
         raise InvalidInput(Problem(str(file), f"damaged: not what prepare writes at {', '.join(odd)}"))
     return manifest
@@ -139,7 +141,7 @@ def _open_array(file: Path, entry: Mapping[str, Any]) -> NDArray[Any] | Problem:
     try:
         shape, dtype, size = tuple(entry["shape"]), np.dtype(entry["dtype"]), int(entry["bytes"])
         header = _header(shape, dtype)
-        if file.name not in _FILES or dtype.kind not in "if" or any(length < 0 for length in shape):
+        if dtype.kind not in "if" or any(length < 0 for length in shape):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         return Problem(str(file.parent / MANIFEST), f"damaged: its entry for {file.name}")

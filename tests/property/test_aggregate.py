@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from horovod_trainer.aggregate import Hop, aggregate, aggregate_torch
 from horovod_trainer.counters import derive_key
 from horovod_trainer.data.exclusion import no_exclusion
-from horovod_trainer.data.gather import Aggregator
+from horovod_trainer.data.gather import Aggregator, aggregate_range
 from horovod_trainer.data.sampler import Block, sample_blocks
-from horovod_trainer.inference import aggregate_range
 from horovod_trainer.jit import set_threads
 from tests.graphs import AGGREGATORS, World, random_pairs
 

@@ -54,7 +54,7 @@ def test_every_seed_edge_is_seen_once_per_epoch(schedule: Schedule, size: int, e
                 assert len(edges) <= schedule.batch_size
                 seen += edges.tolist()
                 counts.append(len(edges))
-        assert len(counts) == schedule.micro_batches
+        assert len(counts) == max(schedule.micro_batches, size)
         assert sum(counts) == schedule.positives(step) > 0
     assert sorted(seen) == list(range(schedule.num_edges))
     full = schedule.batch_size * schedule.micro_batches
@@ -67,9 +67,11 @@ def test_every_seed_edge_is_seen_once_per_epoch(schedule: Schedule, size: int, e
 @given(schedule=schedules, size=st.integers(1, 12))
 def test_shares_are_disjoint_and_complete(schedule: Schedule, size: int) -> None:
     shares = [set(schedule.share(rank, size)) for rank in range(size)]
-    assert sum(len(share) for share in shares) == schedule.micro_batches
-    assert set().union(*shares) == set(range(schedule.micro_batches))
+    numbers = max(schedule.micro_batches, size)  # a rank without a micro-batch runs an empty one
+    assert sum(len(share) for share in shares) == numbers
+    assert set().union(*shares) == set(range(numbers))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert all(len(schedule.edges(0, 0, empty)) == 0 for empty in range(schedule.micro_batches, numbers))
 
 
 @settings(max_examples=25, deadline=None)

@@ -3,6 +3,7 @@
 import pytest
 
 from horovod_trainer.errors import (
+    CommunicationFailed,
     Conflict,
     Diverged,
     ExitCode,
@@ -10,7 +11,6 @@ from horovod_trainer.errors import (
     NotFound,
     PlacementError,
     Problem,
-    TimedOut,
     TrainerError,
     Unreachable,
     nearest,
@@ -62,7 +62,7 @@ def test_an_error_carries_all_its_problems() -> None:
         (Unreachable, 5),
         (PlacementError, 6),
         (Diverged, 7),
-        (TimedOut, 124),
+        (CommunicationFailed, 1),
     ],
 )
 def test_every_kind_ends_with_its_documented_code(kind: type[TrainerError], code: int) -> None:

@@ -8,7 +8,6 @@ Anything else, labels among it, is never read.
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_trainer.config import DataSection
-from horovod_trainer.data.graph import RawGraph, Split, as_ids
+from horovod_trainer.data.archives import read_npz
+from horovod_trainer.data.graph import RawGraph, Split, as_floats, as_ids
 from horovod_trainer.data.sources import Progress
 from horovod_trainer.data.store import HeldOut, file_sha256
 from horovod_trainer.errors import InvalidInput, NotFound, Problem
@@ -50,7 +50,7 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
     files = _files(config)
     members: dict[str, NDArray[Any]] = {}
     for number, file in enumerate(files):
-        for name, array in _read(file).items():
+        for name, array in read_npz(file, _WANTED).items():
             if name in members:
                 raise InvalidInput(Problem(str(file), f"{name} is in another file of the folder too"))
             members[name] = array
@@ -66,17 +66,26 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
 
 def _graph(where: str, origin: str, members: dict[str, NDArray[Any]]) -> RawGraph:
     features = _features(where, members)
-    num_nodes = members.get("num_nodes")
-    if num_nodes is None:
-        if features is None:
-            raise InvalidInput(Problem(where, "needs num_nodes or features: nodes without edges count too"))
-        num_nodes = np.array(len(features))
+    if "num_nodes" in members:
+        num_nodes = _one(where, members, "num_nodes", "iu")
+    elif features is not None:
+        num_nodes = len(features)
+    else:
+        raise InvalidInput(Problem(where, "needs num_nodes or features: nodes without edges count too"))
     return RawGraph(
         name=Path(where).stem, kind="npz", origin=origin, licence="as stated by whoever made the files",
-        num_nodes=int(num_nodes),
-        edges=as_ids(f"{where}: {_GRAPH}", members[_GRAPH]), directed=bool(members.get("directed", True)),
+        num_nodes=num_nodes, edges=as_ids(f"{where}: {_GRAPH}", members[_GRAPH]),
+        directed=bool(_one(where, members, "directed", "biu")) if "directed" in members else True,
         features=features, year=members.get("node_year"), split=_split(where, members),
     )  # fmt: skip
+
+
+def _one(where: str, members: dict[str, NDArray[Any]], name: str, kinds: str) -> int:
+    """Return the only number of an array whose type is one of numpy's `kinds`."""
+    array = members[name]
+    if array.size != 1 or array.dtype.kind not in kinds:
+        raise InvalidInput(Problem(f"{where}: {name}", "is one whole number", f"{array.dtype} {list(array.shape)}"))
+    return int(array.item())
 
 
 def _files(config: DataSection) -> list[Path]:
@@ -88,22 +97,13 @@ def _files(config: DataSection) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> dict[str, NDArray[Any]]:
-    """Return the members this source knows; pickled ones are refused, never loaded."""
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if name in _WANTED}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as failure:
-        raise InvalidInput(Problem(str(file), f"not a readable npz archive of plain arrays: {failure}")) from None
-
-
 def _features(where: str, members: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
     """Return features [N, F], float32, or None."""
     if "x" in members:
-        return members["x"].astype(np.float32)
+        return as_floats(f"{where}: x", members["x"])
     if "x_data" not in members:
         return None
-    data, columns = members["x_data"].astype(np.float32), members.get("x_indices")
+    data, columns = as_floats(f"{where}: x_data", members["x_data"]), members.get("x_indices")
     shape = members.get("x_shape")
     if columns is None or shape is None or not {"x_indptr", "x_rownnz"} & members.keys():
         raise InvalidInput(Problem(where, "x_data needs x_indices, x_shape and x_indptr or x_rownnz"))

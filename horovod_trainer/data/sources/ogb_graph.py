@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]  # ships no types
 from numpy.typing import NDArray
 
-from horovod_trainer.data.graph import as_ids
+from horovod_trainer.data.archives import read_npz
+from horovod_trainer.data.graph import as_floats, as_ids
 from horovod_trainer.data.sources import Progress
 from horovod_trainer.data.sources.torchfiles import load_torch_file
 from horovod_trainer.errors import InvalidInput, NotFound, Problem
@@ -99,12 +100,11 @@ def _read_csv(file: Path, rows: int | None, dtype: type[np.generic], progress: P
 
 
 def _from_npz(file: Path) -> GraphFile:
+    parts = read_npz(file, ("num_nodes_list", "num_edges_list", "edge_index", "node_feat", "node_year"))
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            parts = {name: archive[name] for name in archive.files if name != "edge_feat"}
         nodes, edges = (int(parts[name].item()) for name in ("num_nodes_list", "num_edges_list"))
         pairs, features = parts["edge_index"], parts.get("node_feat")
-    except (KeyError, ValueError, EOFError, OSError) as failure:
+    except (KeyError, ValueError) as failure:
         raise InvalidInput(Problem(str(file), f"not OGB's npz layout: {failure}")) from None
     return _checked(file, nodes, pairs, edges, features, parts.get("node_year"))
 
@@ -122,9 +122,12 @@ def _from_processed(file: Path, both_ways: bool) -> GraphFile:
         content = content.to_dict() if isinstance(content, Data) else content
     if not isinstance(content, dict) or not {"edge_index", "num_nodes"} <= content.keys():
         raise InvalidInput(Problem(str(file), "holds no graph: edge_index and num_nodes"))
-    pairs = np.asarray(content["edge_index"])[:, :: 2 if both_ways else 1]
+    pairs, nodes = as_ids(f"{file}: edge_index", content["edge_index"]), content["num_nodes"]
+    if pairs.ndim != 2 or not isinstance(nodes, int):
+        raise InvalidInput(Problem(str(file), "edge_index must be [2, E] and num_nodes a whole number", pairs.shape))
+    pairs = pairs[:, :: 2 if both_ways else 1]
     features = content.get("node_feat", content.get("x"))
-    return _checked(file, int(content["num_nodes"]), pairs, pairs.shape[1], features, content.get("node_year"))
+    return _checked(file, nodes, pairs, pairs.shape[1], features, content.get("node_year"))
 
 
 def _checked(file: Path, nodes: int, pairs: Any, edges: int, features: Any, year: Any) -> GraphFile:
@@ -136,15 +139,15 @@ def _checked(file: Path, nodes: int, pairs: Any, edges: int, features: Any, year
     features = None if features is None else np.asarray(features)
     year = None if year is None else np.asarray(year)
     found += [
-        Problem(f"{file}: {name}", f"needs {nodes} rows", len(array))
+        Problem(f"{file}: {name}", f"needs {nodes} rows", array.shape)
         for name, array in (("node_feat", features), ("node_year", year))
-        if array is not None and len(array) != nodes
+        if array is not None and array.shape[:1] != (nodes,)
     ]
     if found:
         raise InvalidInput(found)
     return GraphFile(
         nodes,
         np.ascontiguousarray(pairs),
-        None if features is None else features.astype(np.float32),
+        None if features is None else as_floats(f"{file}: node_feat", features),
         None if year is None else year.reshape(nodes, -1)[:, 0],
     )
