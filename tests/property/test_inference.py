@@ -162,7 +162,7 @@ def test_memory_mapped_read_only_arrays_are_read_as_they_are(tmp_path: Path) -> 
 def test_progress_counts_blocks_to_the_end() -> None:
     encoder, graph, features = big("mean", layers=2)
     said: list[tuple[int, int]] = []
-    alone(encoder, graph, features, node_block=100, progress=lambda done, total: said.append((done, total)))
+    alone(encoder, graph, features, node_block=100, progress=lambda _, done, total: said.append((done, total)))
     assert said == [(done, 10) for done in range(1, 11)]
 
 
