@@ -24,10 +24,20 @@ def main() -> None:
     parser.add_argument("--config", default="configs/pubmed-temporal.yaml")
     parser.add_argument("--num-proc", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=10.0, help="training budget of one seed")
     parser.add_argument("--out", default="runs/quality")
     parser.add_argument("--set", action="append", default=[], help="section.key=value, for all runs")
     args = parser.parse_args()
-    common = ["-c", args.config, "-s", f"data.path={args.data}", *(word for item in args.set for word in ("-s", item))]
+    budget = f"train.max_hours={args.minutes / 60}"
+    common = [
+        "-c",
+        args.config,
+        "-s",
+        f"data.path={args.data}",
+        "-s",
+        budget,
+        *(word for item in args.set for word in ("-s", item)),
+    ]
     run([sys.executable, "-m", "horovod_trainer", "prepare", *common])
     results = [train(common, args.num_proc, seed, Path(args.out) / f"seed-{seed}") for seed in range(args.seeds)]
     print(json.dumps(summary(results)))

@@ -1,5 +1,8 @@
 """`python -m horovod_trainer`."""
 
-from horovod_trainer.cli import main
+try:
+    from horovod_trainer.cli import main
 
-main()
+    main()
+except KeyboardInterrupt:  # while the first modules were loading
+    raise SystemExit(130) from None

@@ -269,9 +269,20 @@ def main() -> None:
         error = kind(Problem(str(failure.filename or "input or output"), failure.strerror or str(failure)))
         report(error)
         leave(error.exit_code)
-    except Exception:
-        traceback.print_exc()  # and leave at once, so that the other ranks do not wait for this one
+    except Exception as failure:
+        if ran_out_of_memory(failure):
+            report(TrainerError(f"out of memory: {' '.join(str(failure).split())}"))
+        else:
+            traceback.print_exc()  # and leave at once, so that the other ranks do not wait for this one
         leave(ExitCode.FAILED)
+
+
+def ran_out_of_memory(failure: Exception) -> bool:
+    """Return whether this is numpy's, the CPU allocator's or CUDA's way to say so; torch raises RuntimeErrors."""
+    return isinstance(failure, MemoryError) or (
+        isinstance(failure, RuntimeError)
+        and any(sign in str(failure) for sign in ("not enough memory", "can't allocate memory", "out of memory"))
+    )
 
 
 def report(error: TrainerError) -> None:
@@ -287,8 +298,9 @@ def report(error: TrainerError) -> None:
 
 def leave(code: int) -> NoReturn:
     """End the process; under a launcher at once, so that a failed rank takes the job down instead of waiting for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            stream.flush()
     if code != ExitCode.OK and any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")):
         os._exit(code)
     sys.exit(code)

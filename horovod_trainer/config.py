@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from horovod_trainer.documents import Document, apply_overrides, load_yaml, merge
 from horovod_trainer.errors import InvalidInput, Problem, nearest
 
+Fanout = Annotated[int, Field(lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]  # beyond are the ends of the integers that kernels count with
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -53,7 +54,7 @@ class DataSection(Section):
     download: bool = Field(False, description="source ogb: fetch what is missing; never asked, never assumed")
     store: Place = Field("data/pubmed", description="folder of the prepared store")
     split: Literal["auto", "given", "time", "random"] = "auto"
-    valid_fraction: Fraction = 0.05
+    valid_fraction: Fraction = Field(0.05, description="of the links; a split by time holds out half of both sums each")
     test_fraction: Fraction = 0.1
     negatives: Count = Field(1000, description="stored evaluation negatives per held-out edge")
     split_seed: Annotated[int, Field(ge=0)] = 0
@@ -82,7 +83,7 @@ class ModelSection(Section):
 class SamplingSection(Section):
     """Message passing during training."""
 
-    fanouts: tuple[int, ...] = Field((15, 10), description="neighbours drawn per hop, seeds outwards; -1 = all")
+    fanouts: tuple[Fanout, ...] = Field((15, 10), description="neighbours drawn per hop, seeds outwards; -1 = all")
     exclude_targets: bool = Field(True, description="keep the micro-batch's own target pairs out of message passing")
     neighbours: Literal["all", "not_later"] = "all"
     first_hop: Literal["auto", "sampled"] = Field("auto", description="auto uses the stored neighbour sums where exact")
@@ -90,8 +91,8 @@ class SamplingSection(Section):
     @field_validator("fanouts")
     @classmethod
     def _fanouts_positive(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
-        if any(fanout != -1 and not 1 <= fanout < 2**31 for fanout in fanouts):
-            raise ValueError("every fan-out is at least 1 and below 2**31, or -1 for all neighbours")
+        if any(fanout != -1 and fanout < 1 for fanout in fanouts):
+            raise ValueError("every fan-out is at least 1, or -1 for all neighbours")
         return fanouts
 
 
@@ -128,15 +129,19 @@ class TrainSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     epochs: Count = 20
     batch_size: Count = 1024
-    micro_batches: Annotated[int, Field(ge=1, le=2**16)] | None = Field(None, description="per step; null = one per rank")
+    micro_batches: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        None, description="per step; null = one per rank"
+    )
     max_steps: Count | None = None
-    max_hours: Positive | None = None
+    max_hours: Positive | None = Field(None, description="of training; the last validation and the scoring come on top")
     patience: Count | None = Field(None, description="evaluations without a better validation MRR before stopping")
     prefetch: Annotated[int, Field(ge=0, le=1024)] = Field(2, description="micro-batches sampled ahead; 0 = none")
     log_every: Count = 10
     communicator: Literal["auto", "horovod", "solo"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(None, description="per rank; null = this rank's share of the cores it may use")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="per rank; null = its share of the cores"
+    )
 
 
 class EvaluateSection(Section):

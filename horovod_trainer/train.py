@@ -181,10 +181,12 @@ class Trainer:
         if self.bar.live:
             return
         if self.comm.rank == 0 and (self.progress.step % self.config.train.log_every == 0 or step == 0):
+            # the ranks of softmax's scores mean something, their zero does not
+            accuracy = "" if self.config.loss.kind == "softmax" else f"accuracy@0.5 {row['accuracy']:.3f}  "
             log.info(
-                "epoch %d/%d  step %d/%d  loss %.4f  accuracy@0.5 %.3f  lr %.2g  %s edges/s",
+                "epoch %d/%d  step %d/%d  loss %.4f  %slr %.2g  %s edges/s",
                 epoch + 1, self.config.train.epochs, self.progress.step, self.total_steps,
-                row["loss"], row["accuracy"], row["lr"], f"{row['edges_per_second']:,.0f}",
+                row["loss"], accuracy, row["lr"], f"{row['edges_per_second']:,.0f}",
             )  # fmt: skip
 
     def _validate(self, epoch: int) -> bool:

@@ -114,7 +114,12 @@ def read_npz(file: Path, wanted: Container[str]) -> dict[str, NDArray[Any]]:
     if not zipfile.is_zipfile(file):
         raise InvalidInput(Problem(str(file), "not an npz archive"))
     with refusing_damage(str(file)), np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files if name in wanted}
+        try:
+            return {name: archive[name] for name in archive.files if name in wanted}
+        except ValueError as failure:
+            if "allow_pickle" not in str(failure):
+                raise
+            raise InvalidInput(Problem(str(file), "holds pickled objects, which are never loaded")) from None
 
 
 @contextmanager

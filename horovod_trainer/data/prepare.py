@@ -23,7 +23,7 @@ from horovod_trainer.data.graph import RawGraph, Split, cleaned, row_pointers, s
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.sources import source_of
 from horovod_trainer.data.splits import make_split, true_citations
-from horovod_trainer.data.store import StoreWriter, open_store, refuse_other
+from horovod_trainer.data.store import StoreWriter, open_store, refuse_other, verify_store
 from horovod_trainer.documents import make_folder
 from horovod_trainer.errors import InvalidInput, NotFound, Unreachable, naming
 
@@ -42,11 +42,11 @@ def prepare_store(config: DataSection, progress: Progress) -> Path:
     path = Path(config.store)
     with _alone(path) as place:
         digests = source_of(config.source).fingerprint(config, progress)
-        if _unchanged(path, config, config.source, digests):
+        if _unchanged(path, config, config.source, digests, progress):
             progress("unchanged", 1, 1)
             return path
         raw = _load(config, digests, progress)
-        if raw.kind != config.source and _unchanged(path, config, raw.kind, raw.digests):
+        if raw.kind != config.source and _unchanged(path, config, raw.kind, raw.digests, progress):
             progress("unchanged", 1, 1)
             return path
         _build(place, raw, config, progress)
@@ -65,17 +65,19 @@ def _load(config: DataSection, digests: dict[str, str], progress: Progress) -> R
     return replace(raw, origin=f"{raw.origin}; {reason}", warnings=(*raw.warnings, reason))
 
 
-def _unchanged(path: Path, config: DataSection, kind: str, digests: dict[str, str]) -> bool:
-    """Return whether an intact store of these settings and raw files is there."""
+def _unchanged(path: Path, config: DataSection, kind: str, digests: dict[str, str], progress: Progress) -> bool:
+    """Return whether a store of these settings and raw files is there, to the last bit what was written."""
     try:
         manifest = open_store(path).manifest
     except (NotFound, InvalidInput):
         return False
-    return (
-        not changed_settings(manifest, config)
-        and manifest["source"].get("digests") == digests
-        and manifest["source"].get("kind") == kind
-    )
+    source = manifest["source"]
+    if changed_settings(manifest, config) or source.get("digests") != digests or source.get("kind") != kind:
+        return False
+    damage = verify_store(path, progress)
+    for problem in damage:
+        get_logger().warning("%s; preparing the store again", problem)
+    return not damage
 
 
 def changed_settings(manifest: Mapping[str, Any], config: DataSection) -> list[str]:

@@ -40,7 +40,7 @@ def test_second_prepare_does_nothing_and_says_so(tmp_path: Path) -> None:
     assert stages(config)[-1] == "digest"
     manifest = tmp_path / "store" / "manifest.json"
     before = (manifest.stat().st_ino, manifest.read_bytes())
-    assert stages(config) == ["unchanged"]
+    assert list(dict.fromkeys(stages(config))) == ["verify", "unchanged"]
     assert (manifest.stat().st_ino, manifest.read_bytes()) == before
 
 
@@ -59,11 +59,11 @@ def test_changed_raw_files_make_it_again(tmp_path: Path) -> None:
     for count in (60, 61):
         np.savez(raw, edge_index=edges, num_nodes=count, node_year=np.resize(year, count))
         assert open_prepared(config).num_nodes == count
-    assert stages(config) == ["unchanged"]
+    assert list(dict.fromkeys(stages(config))) == ["verify", "unchanged"]
 
 
 def test_what_a_killed_prepare_left_is_cleared(tmp_path: Path) -> None:
-    (tmp_path / ".store.abc.partial").mkdir()
+    (tmp_path / ".store.abcd_123.partial").mkdir()
     prepare_store(section(tmp_path), silent)
     assert sorted(file.name for file in tmp_path.iterdir()) == [".store.lock", "store"]
 

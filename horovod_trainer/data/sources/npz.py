@@ -84,7 +84,8 @@ def _one(where: str, members: dict[str, NDArray[Any]], name: str, kinds: str) ->
     """Return the only number of an array whose type is one of numpy's `kinds`."""
     array = members[name]
     if array.size != 1 or array.dtype.kind not in kinds:
-        raise InvalidInput(Problem(f"{where}: {name}", "is one whole number", f"{array.dtype} {list(array.shape)}"))
+        wanted = "is true or false" if "b" in kinds else "is one whole number"
+        raise InvalidInput(Problem(f"{where}: {name}", wanted, f"{array.dtype} {list(array.shape)}"))
     return int(array.item())
 
 
