@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docker import system_packages
-from docker.commands import run_logged, say
+from docker.commands import exit_code, run_logged, say
 from horovod_trainer.build_facts import HOROVOD_VERSION as VERSION
 from horovod_trainer.build_facts import parse_check_build, parse_mpi_version
 from horovod_trainer.cores import usable_cores
-from horovod_trainer.errors import ExitCode, InvalidInput, NotFound, TrainerError
+from horovod_trainer.errors import InvalidInput, NotFound, TrainerError
 
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 PATCH = Path(__file__).with_name(f"horovod-{VERSION}-cxx17.patch")
@@ -249,18 +249,8 @@ def main() -> int:
     parser.add_argument(
         "--variant", choices=("auto", "cpu", "cuda"), default="auto", help="auto: NCCL when CUDA is here"
     )
-    try:
-        provide(parser.parse_args().variant)
-    except TrainerError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ExitCode.FAILED
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+    arguments = parser.parse_args()
+    return exit_code(lambda: provide(arguments.variant))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from horovod_trainer.errors import TrainerError
+from horovod_trainer.errors import ExitCode, TrainerError
 
 HEARTBEAT_SECONDS = 20.0
 TAIL_LINES = 15
@@ -17,6 +18,22 @@ TAIL_LINES = 15
 def say(text: str) -> None:
     """Print one line of progress at once (make and CI read through pipes)."""
     print(text, flush=True)
+
+
+def exit_code(task: Callable[[], object]) -> int:
+    """Run `task` and return the exit code it ends with; an error becomes lines on stderr."""
+    try:
+        task()
+    except TrainerError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
 
 
 def run_logged(

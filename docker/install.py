@@ -14,8 +14,8 @@ import venv
 from pathlib import Path
 
 from docker import system_packages
-from docker.commands import run_logged, say
-from horovod_trainer.errors import ExitCode, TrainerError
+from docker.commands import exit_code, run_logged, say
+from horovod_trainer.errors import TrainerError
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -100,18 +100,8 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     extras = [extra for extra in arguments.extras.split(",") if extra]
-    try:
-        install(arguments.venv.resolve(), extras, os.environ.get("TORCH_INDEX", TORCH_INDEX))
-    except TrainerError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ExitCode.FAILED
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+    index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
+    return exit_code(lambda: install(arguments.venv.resolve(), extras, index))
 
 
 if __name__ == "__main__":

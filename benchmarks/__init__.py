@@ -1,0 +1,1 @@
+"""Measurements that CI does not run."""
