@@ -15,7 +15,7 @@ from horovod_trainer.data.graph import row_pointers, symmetric
 from horovod_trainer.data.negatives import Candidates
 from horovod_trainer.data.prepare import changed_settings
 from horovod_trainer.data.sampler import Graph
-from horovod_trainer.data.store import SplitName, Store
+from horovod_trainer.data.store import HeldOut, SplitName, Store
 from horovod_trainer.errors import Conflict, InvalidInput, Problem
 from horovod_trainer.evaluate import Evaluator
 from horovod_trainer.model import LinkPredictor
@@ -56,16 +56,21 @@ def check_store(config: Config, store: Store) -> None:
     if config.model.input == "features" and store.features.shape[1] == 0:
         problems.append(Problem("model.input", "the store has no features; use constant", "features"))
     for split in ("valid", "test"):
-        pool = store.held_out(split).pool
-        largest = max(config.evaluate.hits_pooled, default=0)
-        if pool is not None and len(pool) < largest:
-            message = f"needs at least {largest} shared negatives, the {split} split has {len(pool)}"
-            problems.append(Problem("evaluate.hits_pooled", message, largest))
-        if pool is not None and not config.evaluate.hits_pooled:
-            problems.append(Problem("evaluate.hits_pooled", f"the {split} split has one shared pool: name a k", ()))
-            break
+        problems += _hits_problems(config, split, store.held_out(split))
     if problems:
         raise InvalidInput(problems)
+
+
+def _hits_problems(config: Config, split: str, held_out: HeldOut) -> list[Problem]:
+    """Return what is wrong with evaluate.hits_pooled, which goes with a shared pool and with nothing else."""
+    wanted, pool = config.evaluate.hits_pooled, held_out.pool
+    if pool is None:
+        message = f"the {split} split has negatives per query and no shared pool; leave it empty"
+        return [Problem("evaluate.hits_pooled", message, list(wanted))] if wanted else []
+    if not wanted:
+        return [Problem("evaluate.hits_pooled", f"the {split} split has one shared pool: name a k", list(wanted))]
+    message = f"the {split} split has only {len(pool)} shared negatives"
+    return [Problem("evaluate.hits_pooled", message, k) for k in wanted if k > len(pool)]
 
 
 def message_graph(config: Config, store: Store) -> Graph:

@@ -174,13 +174,16 @@ def _dot_scores(h: Any, source: Any, tails: Any, out: Any) -> None:
 
 
 def ranking(ranks: NDArray[np.float64], negatives: int, hits: tuple[int, ...]) -> dict[str, float]:
-    """Return MRR, mean rank, AUC and hits@k per query of ranks [Q] among `negatives` candidates each."""
+    """Return MRR, mean rank, AUC and hits@k per query of ranks [Q] among `negatives` candidates each.
+
+    A k above the number of negatives is left out: everything would be a hit.
+    """
     result = {
         "mrr": metrics.mrr(ranks),
         "mean_rank": metrics.mean_rank(ranks),
         "auc": metrics.auc(ranks, negatives),
     }
-    return result | {f"hits@{k}": metrics.hits(ranks, k) for k in hits}
+    return result | {f"hits@{k}": metrics.hits(ranks, k) for k in hits if k <= negatives}
 
 
 def pooled(pos: NDArray[np.float32], neg: NDArray[np.float32], hits: tuple[int, ...]) -> dict[str, float]:

@@ -243,9 +243,9 @@ class Trainer:
             return
         config, schedule = self.config, self.schedule
         log.info(
-            "%s on %s by %s; %s parameters on %s; %s seed edges, %d steps per epoch of %d x %d",
+            "%s on %s by %s; %s parameters on %s; %s seed edges, %s per epoch of %d x %d",
             counted(self.comm.size, "rank"), counted(len(self.hosts), "host"), self.comm.name,
-            f"{self.model.num_parameters:,}", self.device, f"{schedule.num_edges:,}", self.steps_per_epoch,
+            f"{self.model.num_parameters:,}", self.device, f"{schedule.num_edges:,}", counted(self.steps_per_epoch, "step"),
             schedule.micro_batches, schedule.batch_size,
         )  # fmt: skip
         if not compiled_before("_sum_rows"):
