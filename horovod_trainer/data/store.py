@@ -96,6 +96,8 @@ def open_store(path: Path) -> Store:
     problems += [
         Problem(str(path / MANIFEST), f"lists no {name}.npy") for name in _REQUIRED if f"{name}.npy" not in known
     ]
+    if not problems and _store_digest(known, manifest["directed"]) != manifest["digest"]:
+        problems.append(_altered(path))
     if not problems:
         problems += [
             Problem(str(path / f"{name}.npy"), f"damaged or swapped: {flaw}") for name, flaw in soundness.flaws(arrays)
@@ -188,8 +190,8 @@ def verify_store(path: Path, progress: Callable[[str, int, int], None] | None = 
             found.append(Problem(str(where), "damaged: its content is not what the manifest recorded", digest))
         if progress:
             progress("verify", number + 1, len(arrays))
-    if _store_digest(arrays) != manifest["digest"]:
-        found.append(Problem(str(path / MANIFEST), "altered: its digest is not that of its array entries"))
+    if _store_digest(arrays, manifest["directed"]) != manifest["digest"]:
+        found.append(_altered(path))
     return found
 
 
@@ -199,8 +201,15 @@ def file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _store_digest(arrays: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = "".join(f"{entry.get('sha256')}  {file}\n" for file, entry in sorted(arrays.items()))
+def _altered(path: Path) -> Problem:
+    return Problem(str(path / MANIFEST), "altered: its digest is not that of its array entries and `directed`")
+
+
+def _store_digest(arrays: Mapping[str, Mapping[str, Any]], directed: bool) -> str:
+    """Return the identity of what the store holds, wherever it lies and whatever it was made from."""
+    lines = f"directed {directed}\n" + "".join(
+        f"{entry.get('sha256')}  {file}\n" for file, entry in sorted(arrays.items())
+    )
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -258,7 +267,12 @@ class StoreWriter:
             }  # fmt: skip
             if progress:
                 progress("digest", number + 1, len(self._arrays))
-        document = {"format": FORMAT, **manifest, "arrays": arrays, "digest": _store_digest(arrays)}
+        document = {
+            "format": FORMAT,
+            **manifest,
+            "arrays": arrays,
+            "digest": _store_digest(arrays, manifest["directed"]),
+        }
         last = self._folder / MANIFEST
         with naming(last):
             last.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")

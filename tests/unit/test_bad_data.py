@@ -64,6 +64,7 @@ def test_prepare_mends_a_store_with_a_flipped_bit(small: Callable[..., list[obje
         lambda m: m.update(format=2),
         lambda m: m.pop("counts"),
         lambda m: m.update(directed="no"),
+        lambda m: m.update(directed=not m["directed"]),
         lambda m: m.update(warnings=5),
         lambda m: m["arrays"].pop("features.npy"),
         lambda m: m["arrays"].update({"../year.npy": m["arrays"]["year.npy"]}),
