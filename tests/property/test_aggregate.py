@@ -78,12 +78,13 @@ def test_sum_and_mean_are_the_matrix_they_stand_for(block: Block, seed: int) -> 
     weight = torch.randn(block.num_dst, 3, generator=generator)
     matrix = dense(block)
     drawn = matrix.sum(1, keepdim=True)
-    for aggregator, top in (
-        ("mean", torch.ones_like(drawn)),
-        ("sum", torch.from_numpy(block.remaining)[:, None].float()),
-    ):
+    tops: dict[Aggregator, torch.Tensor] = {
+        "mean": torch.ones_like(drawn),
+        "sum": torch.from_numpy(block.remaining)[:, None].float(),
+    }
+    for aggregator, top in tops.items():
         scaled = torch.where(drawn > 0, top / drawn, torch.zeros_like(drawn)) * matrix
-        out = aggregate(h, Hop.of(block, aggregator), aggregator)  # type: ignore[arg-type]
+        out = aggregate(h, Hop.of(block, aggregator), aggregator)
         torch.testing.assert_close(out.detach(), scaled @ h.detach())
         (grad,) = torch.autograd.grad((out * weight).sum(), h)
         torch.testing.assert_close(grad, scaled.T @ weight)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_trainer.comm.base import Communicator, Solo, ThreadWorld, gather_text
+from horovod_trainer.comm.base import Communicator, Reduction, Solo, ThreadWorld, gather_text
 
 
 @pytest.mark.parametrize(("op", "want"), [("sum", [6.0, 12.0]), ("max", [3.0, 6.0]), ("min", [0.0, 0.0])])
-def test_allreduce_reduces_in_place_on_every_rank(op: str, want: list[float]) -> None:
+def test_allreduce_reduces_in_place_on_every_rank(op: Reduction, want: list[float]) -> None:
     def rank(comm: Communicator) -> list[float]:
         tensor = torch.tensor([1.0, 2.0]) * comm.rank
-        assert comm.allreduce_(tensor, op) is tensor  # type: ignore[arg-type]
+        assert comm.allreduce_(tensor, op) is tensor
         return [float(value) for value in tensor]
 
     assert ThreadWorld(4).run(rank) == [want] * 4

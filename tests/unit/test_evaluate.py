@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from horovod_trainer.data.store import HeldOut
 from horovod_trainer.evaluate import Evaluator, candidates, reciprocal, score_candidates, subset
 from horovod_trainer.model import LinkPredictor
 
+Decoder = Literal["dot", "mlp"]
+
 NODES, WIDTH, QUERIES = 50, 24, 37
 RNG = np.random.default_rng(0)
 H = RNG.standard_normal((NODES, WIDTH)).astype(np.float32)
@@ -21,8 +25,8 @@ NEGATIVES = RNG.integers(0, NODES, (QUERIES, 20)).astype(np.int32)
 GRAPH = Graph(np.zeros(NODES + 1, np.int64), np.zeros(0, np.int32))
 
 
-def model(decoder: str) -> LinkPredictor:
-    section = ModelSection(layers=1, hidden=WIDTH, out=WIDTH, decoder_hidden=8, decoder=decoder)  # type: ignore[arg-type]
+def model(decoder: Decoder) -> LinkPredictor:
+    section = ModelSection(layers=1, hidden=WIDTH, out=WIDTH, decoder_hidden=8, decoder=decoder)
     return LinkPredictor(section, 4, seed=1).eval()
 
 
@@ -32,7 +36,7 @@ def evaluator(comm: Communicator, hits_pooled: tuple[int, ...] = ()) -> Evaluato
 
 
 @pytest.mark.parametrize("decoder", ["dot", "mlp"])
-def test_metrics_are_the_same_on_1_2_and_4_ranks(decoder: str) -> None:
+def test_metrics_are_the_same_on_1_2_and_4_ranks(decoder: Decoder) -> None:
     held_out = HeldOut(EDGE, NEGATIVES)
     built = model(decoder)  # once: initialisation uses torch's one generator, which threads would share
     alone = evaluator(Solo()).score(built, H, held_out)
@@ -50,7 +54,7 @@ def test_dot_scores_are_dot_products() -> None:
 
 
 @pytest.mark.parametrize("decoder", ["dot", "mlp"])
-def test_equal_embeddings_tie(decoder: str) -> None:
+def test_equal_embeddings_tie(decoder: Decoder) -> None:
     same = np.tile(H[:1], (NODES, 1))
     result = evaluator(Solo()).score(model(decoder), same, HeldOut(EDGE, NEGATIVES))
     assert result["mean_rank"] == 0.5 * NEGATIVES.shape[1] + 1  # nobody above, all equal
