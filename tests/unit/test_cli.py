@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -282,7 +283,9 @@ def test_closed_output_is_no_error() -> None:
 
 def test_interrupting_training_ends_at_once_and_quietly(made: Path, tmp_path: Path) -> None:
     arguments = ["train", "-c", made / "small.yaml", "-s", "train.epochs=1000000", "-s", f"output.dir={tmp_path / 'r'}"]
-    with start(*arguments) as process:
+    # a job that a shell put into the background ignores SIGINT, and what it starts inherits that
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with start(*arguments, preexec_fn=listening) as process:
         assert process.stderr is not None
         said = ""
         while "step 1/" not in said:
@@ -290,7 +293,10 @@ def test_interrupting_training_ends_at_once_and_quietly(made: Path, tmp_path: Pa
             assert line, said
             said += line
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=120)
+        try:
+            _, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()  # or the `with` would wait for ever
     assert process.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in said + rest
     assert not (tmp_path / "r" / "result.json").exists()
