@@ -261,8 +261,7 @@ def main() -> None:
     except TrainerError as failure:
         report(failure)
         leave(failure.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has left and wants to hear no more
         leave(ExitCode.FAILED)
     except OSError as failure:
         kind = NotFound if isinstance(failure, FileNotFoundError) else TrainerError
@@ -299,8 +298,15 @@ def report(error: TrainerError) -> None:
 def leave(code: int) -> NoReturn:
     """End the process; under a launcher at once, so that a failed rank takes the job down instead of waiting for it."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by the caller
+        if stream is None:  # closed by the caller
+            continue
+        try:
             stream.flush()
+        except OSError as failure:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # where what it still holds can go
+            if code == ExitCode.OK and not isinstance(failure, BrokenPipeError):
+                report(TrainerError(Problem(stream.name, failure.strerror or str(failure))))
+            code = code or ExitCode.FAILED
     if code != ExitCode.OK and any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")):
         os._exit(code)
     sys.exit(code)
