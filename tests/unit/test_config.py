@@ -47,8 +47,8 @@ def test_an_unknown_key_gets_the_nearest_name(tmp_path: Path) -> None:
     assert refusal(tmp_path, "model:\n  layers: 2\n  hiden: 64\n") == [
         "model.hiden: unknown key; did you mean hidden? (got 64) [run.yaml:3]"
     ]
-    assert refusal(tmp_path, "trian:\n  epochs: 2\n") == [
-        "trian: unknown key; did you mean train? (got {'epochs': 2}) [run.yaml:1]"
+    assert refusal(tmp_path, "tra1n:\n  epochs: 2\n") == [
+        "tra1n: unknown key; did you mean train? (got {'epochs': 2}) [run.yaml:1]"
     ]
     assert "did you mean nodes?" in refusal(tmp_path, "data:\n  synthetic:\n    node: 3\n")[0]
 
