@@ -58,11 +58,11 @@ def prepare(config: ConfigFiles, override: Overrides, output: Output = "text") -
     from horovod_trainer import console
     from horovod_trainer.config import load_config
     from horovod_trainer.data.prepare import prepare_store
-    from horovod_trainer.data.store import open_store
+    from horovod_trainer.data.store import read_manifest
 
     console.setup_logging()
     path = prepare_store(load_config(config, override).data, console.stage_progress)
-    manifest = open_store(path).manifest
+    manifest = read_manifest(path)
     for sentence in manifest["warnings"]:
         console.get_logger().warning("%s", sentence)
     document = {key: manifest[key] for key in ("name", "counts", "cleanup", "checks", "warnings", "digest")}

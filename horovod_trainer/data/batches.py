@@ -77,11 +77,6 @@ class MicroBatch:
     excluded_pairs: int
     dropout_key: int
 
-    @property
-    def num_positives(self) -> int:
-        """Seed edges in this micro-batch; 0 for the empty share that still takes part in every collective."""
-        return len(self.source)
-
 
 @dataclass(frozen=True)
 class Recipe:

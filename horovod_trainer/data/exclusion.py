@@ -76,6 +76,16 @@ def excluded_positions(
     return count
 
 
+@inlined
+def offset_left(position: Any, excluded: Any, num_excluded: Any) -> Any:
+    """Return the row offset of entry `position` among those not excluded; excluded offsets ascend."""
+    for e in range(num_excluded):
+        if position < excluded[e]:
+            break
+        position += 1
+    return position
+
+
 def most_partners(exclusion: Exclusion) -> int:
     """Return the largest number of partners excluded at one node: the scratch size kernels need (at least 1)."""
     return max(1, int(np.diff(exclusion.indptr).max(initial=0)))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners
+from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners, offset_left
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.jit import compiled, inlined
 
@@ -139,12 +139,8 @@ def _first_hop_sum(
             continue
         if num_excluded > left:  # what is left is the shorter sum, and free of cancellation
             out[i, :] = np.float32(0)
-            skip = 0
-            for offset in range(stop - start):
-                if skip < num_excluded and scratch[skip] == offset:
-                    skip += 1
-                    continue
-                neighbour = indices[start + offset]
+            for entry in range(left):
+                neighbour = indices[start + offset_left(entry, scratch, num_excluded)]
                 for f in range(out.shape[1]):
                     out[i, f] += value_at(values, half, neighbour, f)
         else:
@@ -173,12 +169,9 @@ def _first_hop_max(
             for f in range(out.shape[1]):
                 out[i, f] = stored[node, f]
             continue
-        out[i, :] = np.float32(0) if stop - start == num_excluded else np.float32(-np.inf)
-        skip = 0
-        for offset in range(stop - start):
-            if skip < num_excluded and scratch[skip] == offset:
-                skip += 1
-                continue
-            neighbour = indices[start + offset]
+        left = stop - start - num_excluded
+        out[i, :] = np.float32(0) if left == 0 else np.float32(-np.inf)
+        for entry in range(left):
+            neighbour = indices[start + offset_left(entry, scratch, num_excluded)]
             for f in range(out.shape[1]):
                 out[i, f] = max(out[i, f], value_at(values, half, neighbour, f))

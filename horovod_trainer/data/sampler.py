@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_trainer.counters import GOLDEN, below64, derive_key, fold64, mix64
-from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners
+from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners, offset_left
 from horovod_trainer.jit import compiled, inlined
 
 ALL = -1  # the fan-out that takes every neighbour
@@ -122,21 +122,12 @@ def _draw(
         else:
             _choose(fold64(key, node), count, take, chosen)
         for j in range(take):
-            offset = eligible[chosen[j]] if filtered else _skip(chosen[j], excluded, num_excluded)
+            offset = eligible[chosen[j]] if filtered else offset_left(chosen[j], excluded, num_excluded)
             out[filled + j] = row_indices[start + offset]
         filled += take
         remaining[i] = count
         out_indptr[i + 1] = filled
     return filled
-
-
-@inlined
-def _skip(position: Any, excluded: Any, num_excluded: Any) -> Any:
-    """Return the row offset of entry `position` among those not excluded."""
-    for e in range(num_excluded):
-        if position >= excluded[e]:
-            position += 1
-    return position
 
 
 @inlined

@@ -128,7 +128,7 @@ def test_local_ids_say_who_is_who(world: World, shared: bool, batch_size: int) -
     for micro in range(2):
         batch = recipe.build(0, 0, micro)
         edges = recipe.schedule.edges(0, 0, micro)
-        assert batch.num_positives == len(edges)
+        assert len(batch.source) == len(edges)
         np.testing.assert_array_equal(batch.nodes[batch.source], recipe.edge_source[edges])
         np.testing.assert_array_equal(batch.nodes[batch.target], recipe.edge_target[edges])
         if len(edges):

@@ -109,7 +109,7 @@ def test_a_hub_with_fifty_excluded_draws_among_the_others(stored: Aggregator | N
     for batch in whole_epoch(recipe):
         hub = batch.nodes.tolist().index(0)
         away = {leaf for leaf, _ in target_pairs(batch)}
-        assert len(away) == batch.excluded_pairs == min(50, batch.num_positives)
+        assert len(away) == batch.excluded_pairs == min(50, len(batch.source))
         assert batch.blocks[0].remaining[hub] == 120 - len(away)
         assert len(drawn(batch.blocks[0], batch.nodes)[hub]) == min(70, 120 - len(away))
         check_micro_batch(recipe, batch)

@@ -213,7 +213,7 @@ def test_an_empty_share_runs_a_backward_of_zeros_through_every_parameter(
         batch_size=2, micro_batches=3, fanouts=(2, 2), shared=shared, stored=aggregator if stored else None
     )
     batch = recipe.build(0, 0, 1)
-    assert batch.num_positives == 0
+    assert len(batch.source) == 0
     config = ModelSection(
         hidden=4, out=4, aggregator=aggregator, decoder=decoder, decoder_hidden=4, dropout=0.5, normalise=True
     )
