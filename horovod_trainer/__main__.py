@@ -1,8 +1,8 @@
 """`python -m horovod_trainer`."""
 
 try:
-    from horovod_trainer.cli import main
+    from horovod_trainer.cli import entry
 
-    main()
+    entry()
 except KeyboardInterrupt:  # while the first modules were loading
     raise SystemExit(130) from None

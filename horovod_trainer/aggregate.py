@@ -19,7 +19,7 @@ from horovod_trainer.data.sampler import Block
 from horovod_trainer.jit import compiled, parallel
 
 # numba's default threading layer aborts the process when two threads enter parallel kernels at once
-_one_at_a_time = threading.Lock()
+one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,32 @@ def aggregate_torch(h: torch.Tensor, hop: Hop, aggregator: Aggregator) -> torch.
     return out.index_add(0, rows, h[cols]) * torch.from_numpy(hop.scale).to(h.device)[:, None]
 
 
+def sum_rows(h: torch.Tensor, hop: Hop) -> torch.Tensor:
+    """Return the scaled sums float32 [num_dst, D] of h [num_src, D], without a gradient."""
+    out = torch.empty(hop.num_dst, h.shape[1])
+    with one_at_a_time:
+        _sum_rows(hop.indptr, hop.cols, hop.scale, h.detach().contiguous().numpy(), out.numpy())
+    return out
+
+
+def sum_rows_back(grad: torch.Tensor, hop: Hop) -> torch.Tensor:
+    """Return the gradient float32 [num_src, D] of `sum_rows` from grad [num_dst, D]."""
+    indptr, rows = _transpose(hop.indptr, hop.cols, hop.num_src)
+    out = torch.empty(hop.num_src, grad.shape[1])
+    with one_at_a_time:
+        _sum_back(indptr, rows, hop.scale, grad.contiguous().numpy(), out.numpy())
+    return out
+
+
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: torch.Tensor, hop: Hop) -> torch.Tensor:
         ctx.hop = hop
-        out = torch.empty(hop.num_dst, h.shape[1])
-        with _one_at_a_time:
-            _sum_rows(hop.indptr, hop.cols, hop.scale, h.detach().contiguous().numpy(), out.numpy())
-        return out
+        return sum_rows(h, hop)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        hop: Hop = ctx.hop
-        indptr, rows = _transpose(hop.indptr, hop.cols, hop.num_src)
-        out = torch.empty(hop.num_src, grad.shape[1])
-        with _one_at_a_time:
-            _sum_back(indptr, rows, hop.scale, grad.contiguous().numpy(), out.numpy())
-        return out, None
+        return sum_rows_back(grad, ctx.hop), None
 
 
 class _Maximum(torch.autograd.Function):
@@ -87,7 +96,7 @@ class _Maximum(torch.autograd.Function):
     def forward(ctx: Any, h: torch.Tensor, hop: Hop) -> torch.Tensor:
         out = torch.empty(hop.num_dst, h.shape[1])
         winner = np.empty((hop.num_dst, h.shape[1]), np.int32)
-        with _one_at_a_time:
+        with one_at_a_time:
             _max_rows(hop.indptr, hop.cols, h.detach().contiguous().numpy(), out.numpy(), winner)
         ctx.winner, ctx.num_src = winner, hop.num_src
         return out

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from horovod_trainer.allocator import restart_tuned
 from horovod_trainer.errors import CommunicationFailed, ExitCode, InvalidInput, NotFound, Problem, TrainerError
 
 if TYPE_CHECKING:
@@ -245,6 +246,13 @@ def closing(result: dict[str, Any], plot: Path) -> str:
     """Return the last line of a training run: the test figure and where the curves are."""
     name, value = next((key, value) for key, value in result["test"].items() if key in ("mrr", "auc"))
     return f"test {name.upper()} {value:.4f}   curves: {plot}"
+
+
+def entry() -> None:
+    """Run the command line in a process of its own: commands that compute restart it with the allocator's settings."""
+    if sys.argv[1:2] in (["train"], ["eval"]):
+        restart_tuned()
+    main()
 
 
 def main() -> None:

@@ -135,7 +135,7 @@ class TrainSection(Section):
     max_steps: Count | None = None
     max_hours: Positive | None = Field(None, description="of training; the last validation and the scoring come on top")
     patience: Count | None = Field(None, description="evaluations without a better validation MRR before stopping")
-    prefetch: Annotated[int, Field(ge=0, le=1024)] = Field(2, description="micro-batches sampled ahead; 0 = none")
+    prefetch: Annotated[int, Field(ge=0, le=1024)] = Field(1, description="micro-batches sampled ahead; 0 = none")
     log_every: Count = 10
     communicator: Literal["auto", "horovod", "solo"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -23,7 +23,9 @@ _M2 = 0x94D049BB133111EB
 GOLDEN = np.uint64(_GOLDEN)
 M1 = np.uint64(_M1)
 M2 = np.uint64(_M2)
-S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+S11, S27, S30, S31, S32 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+LOW = np.uint64(0xFFFFFFFF)
+TWO32 = 4294967296.0
 ROUNDS = 6  # a Feistel network is a strong pseudorandom permutation from 4 rounds on; 6 costs nothing here
 
 
@@ -108,17 +110,20 @@ def integers(key: Any, limits: Any, per_row: Any) -> Any:
     return out
 
 
+@inlined
+def kept32(key: Any, threshold: Any, i: Any) -> Any:
+    """Return whether dropout keeps entry i, all np.uint64: one mix gives the 32-bit draws of entries 2j and 2j + 1."""
+    bits = mix64(key + ((i & ~np.uint64(1)) + np.uint64(1)) * GOLDEN)
+    return ((bits >> (S32 * (i & np.uint64(1)))) & LOW) >= threshold
+
+
 @compiled
 def keep_scaled(key: Any, p: Any, out: Any) -> None:
-    """Fill the float32 vector `out` with 0 (probability p) or 1 / (1 - p): one mix gives two 32-bit draws."""
-    threshold = np.uint64(p * 4294967296.0)  # 2**32
+    """Fill the float32 vector `out` with 0 (probability p) or 1 / (1 - p)."""
+    threshold = np.uint64(p * TWO32)
     scale = np.float32(1.0 / (1.0 - p))
-    low = np.uint64(0xFFFFFFFF)
-    for i in range(0, out.shape[0], 2):
-        bits = mix64(key + np.uint64(i + 1) * GOLDEN)
-        out[i] = scale if (bits & low) >= threshold else np.float32(0)
-        if i + 1 < out.shape[0]:
-            out[i + 1] = scale if (bits >> np.uint64(32)) >= threshold else np.float32(0)
+    for i in range(out.shape[0]):
+        out[i] = scale if kept32(key, threshold, np.uint64(i)) else np.float32(0)
 
 
 def dropout_mask(key: int, p: float, size: int) -> NDArray[np.float32]:

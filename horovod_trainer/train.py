@@ -269,9 +269,8 @@ def forward(
     def tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
-    first = None if batch.first_hop is None else tensor(batch.first_hop)
     hops = [Hop.of(block, model.encoder.aggregator) for block in batch.blocks]
-    h = model.encoder(tensor(batch.x), first, hops, drop)
+    h = model.encoder(tensor(batch.inputs), batch.stored_first_hop, hops, drop)
     a, b = h.index_select(0, tensor(batch.source)), h.index_select(0, tensor(batch.target))
     tails = h.index_select(0, tensor(batch.tails.ravel()))
     pos = model.decoder(a, b, drop)

@@ -82,13 +82,14 @@ def check_micro_batch(recipe: Recipe, batch: MicroBatch) -> None:
         assert block.num_src <= len(nodes)
         seeds = block.num_src
     assert seeds == len(nodes)
-    np.testing.assert_array_equal(batch.x, recipe.features.values[nodes].astype(np.float32))
+    width = recipe.features.width
+    np.testing.assert_array_equal(batch.inputs[:, :width], recipe.features.values[nodes].astype(np.float32))
     if recipe.stored_first_hop is None:
-        assert batch.first_hop is None
+        assert batch.inputs.shape[1] == width
         return
-    assert batch.first_hop is not None
+    stored = batch.inputs[:, width:]
     want = first_hop(rows, recipe.features.values, recipe.stored_first_hop)[nodes]
-    np.testing.assert_allclose(batch.first_hop, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(stored, want, rtol=1e-5, atol=1e-5)
     for local, node in enumerate(nodes):
         if not rows[node]:
-            assert not batch.first_hop[local].any(), "exactly 0 when nothing is left"
+            assert not stored[local].any(), "exactly 0 when nothing is left"

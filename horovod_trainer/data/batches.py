@@ -63,7 +63,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward needs, in local ids of `nodes`; arrays as named in their modules."""
+    """What one forward and backward needs, in local ids of `nodes`; arrays as named in their modules.
+
+    inputs: float32 [n, F], or [n, 2F] with every node's exact first-hop neighbourhood beside its own row; it lies in
+    the buffer that `build` was given.
+    """
 
     micro: int
     nodes: NDArray[np.int32]
@@ -72,10 +76,25 @@ class MicroBatch:
     tails: NDArray[np.int32]
     negatives: Negatives
     blocks: list[Block]
-    x: NDArray[np.float32]
-    first_hop: NDArray[np.float32] | None
+    inputs: NDArray[np.float32]
+    stored_first_hop: bool
     excluded_pairs: int
     dropout_key: int
+
+
+class Buffer:
+    """Memory for one micro-batch's inputs, used again for the next: fresh pages cost more than what is gathered."""
+
+    def __init__(self) -> None:
+        self._flat = np.empty(0, np.float32)
+
+    def take(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """Return float32 [rows, columns] with any content; what was taken before is overwritten."""
+        need = rows * columns
+        if need > len(self._flat):
+            self._flat = np.empty(0, np.float32)  # given back first: never two at a time
+            self._flat = np.empty(need + need // 8, np.float32)
+        return self._flat[:need].reshape(rows, columns)
 
 
 @dataclass(frozen=True)
@@ -99,8 +118,11 @@ class Recipe:
         """Fan-outs of the hops that are sampled: with the stored first-hop term, all but the deepest."""
         return self.fanouts[:-1] if self.stored_first_hop else self.fanouts
 
-    def build(self, epoch: int, step: int, micro: int) -> MicroBatch:
-        """Return micro-batch `micro` of the epoch's step `step`; the same for every rank, thread and time of asking."""
+    def build(self, epoch: int, step: int, micro: int, buffer: Buffer | None = None) -> MicroBatch:
+        """Return micro-batch `micro` of the epoch's step `step`; the same for every rank, thread and time of asking.
+
+        With a buffer it lasts until the next one is built there.
+        """
         key = (self.schedule.seed, epoch, step, micro)
         edges = self.schedule.edges(epoch, step, micro)
         source, target = self.edge_source[edges], self.edge_target[edges]
@@ -116,8 +138,8 @@ class Recipe:
         )
         return MicroBatch(
             micro, nodes, local_source, local_target, tails.reshape(negatives.tails.shape if len(edges) else (0,)),
-            negatives, blocks, self.features.rows(nodes), self._first_hop(nodes, exclusion), exclusion.pairs,
-            derive_key(*key, Stream.DROPOUT),
+            negatives, blocks, self._inputs(nodes, exclusion, buffer or Buffer()), self.stored_first_hop is not None,
+            exclusion.pairs, derive_key(*key, Stream.DROPOUT),
         )  # fmt: skip
 
     def _exclusion(
@@ -127,39 +149,38 @@ class Recipe:
             return no_exclusion()
         return exclude_pairs(endpoints, source.astype(np.int64), target.astype(np.int64), self.graph.num_nodes)
 
-    def _first_hop(self, nodes: NDArray[np.int32], exclusion: Exclusion) -> NDArray[np.float32] | None:
+    def _inputs(self, nodes: NDArray[np.int32], exclusion: Exclusion, buffer: Buffer) -> NDArray[np.float32]:
+        width = self.features.width
         if self.stored_first_hop is None:
-            return None
-        return self.features.neighbourhood(self.graph, nodes, exclusion, self.stored_first_hop)
+            return self.features.rows(nodes, buffer.take(len(nodes), width))
+        out = buffer.take(len(nodes), 2 * width)
+        return self.features.both(self.graph, nodes, exclusion, self.stored_first_hop, out)
 
 
 def prefetch(recipe: Recipe, work: Sequence[tuple[int, int, int]], ahead: int) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` (epoch, step, micro) in order, built up to `ahead` in advance by one thread.
 
-    An error while building is raised where the micro-batch would have come. ahead = 0 builds in the caller's thread.
+    A micro-batch lasts until the next is asked for: ahead + 1 buffers go round. An error while building is raised where
+    the micro-batch would have come. ahead = 0 builds in the caller's thread.
     """
     if ahead == 0:
-        yield from (recipe.build(*item) for item in work)
+        buffer = Buffer()
+        yield from (recipe.build(*item, buffer) for item in work)
         return
-    ready: queue.Queue[MicroBatch | BaseException] = queue.Queue(maxsize=ahead)
+    ready: queue.SimpleQueue[MicroBatch | BaseException] = queue.SimpleQueue()
+    free = threading.Semaphore(ahead)  # the buffers that nobody reads
     stop = threading.Event()
 
-    def put(item: MicroBatch | BaseException) -> None:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
     def run() -> None:
+        buffers = [Buffer() for _ in range(ahead + 1)]
         try:
-            for item in work:
+            for number, item in enumerate(work):
+                free.acquire()
                 if stop.is_set():
                     return
-                put(recipe.build(*item))
+                ready.put(recipe.build(*item, buffers[number % len(buffers)]))
         except BaseException as failure:  # handed to the consumer, which raises it
-            put(failure)
+            ready.put(failure)
 
     thread = threading.Thread(target=run, name="sampler", daemon=True)
     thread.start()
@@ -168,7 +189,9 @@ def prefetch(recipe: Recipe, work: Sequence[tuple[int, int, int]], ahead: int) -
             item: Any = ready.get()
             if isinstance(item, BaseException):
                 raise item
+            free.release()  # the one before is done with, and its buffer the next to be filled
             yield item
     finally:
         stop.set()
+        free.release()
         thread.join()

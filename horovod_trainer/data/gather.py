@@ -52,9 +52,9 @@ class Features:
         """Number of input features F."""
         return int(self.values.shape[1])
 
-    def rows(self, nodes: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return the inputs of `nodes`: float32 [n, F]."""
-        out = np.empty((len(nodes), self.width), np.float32)
+    def rows(self, nodes: NDArray[np.int32], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Return the inputs of `nodes`: float32 [n, F], in `out` when given."""
+        out = np.empty((len(nodes), self.width), np.float32) if out is None else out
         _gather(*readable(self.values), nodes, out)
         return out
 
@@ -66,17 +66,34 @@ class Features:
         Sum and mean take the excluded inputs off the stored sum, or add up what is left where that is less; max is
         recomputed where something is excluded.
         """
+        out = np.empty((len(nodes), self.width), np.float32)
+        self._write_neighbourhood(graph, nodes, exclusion, aggregator, out, 0)
+        return out
+
+    def both(
+        self, graph: Graph, nodes: NDArray[np.int32], exclusion: Exclusion, aggregator: Aggregator,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """Return `rows` and `neighbourhood` side by side, float32 [n, 2F]: layer 1 is one product with them."""
+        out = np.empty((len(nodes), 2 * self.width), np.float32) if out is None else out
+        _gather(*readable(self.values), nodes, out)
+        self._write_neighbourhood(graph, nodes, exclusion, aggregator, out, self.width)
+        return out
+
+    def _write_neighbourhood(
+        self, graph: Graph, nodes: NDArray[np.int32], exclusion: Exclusion, aggregator: Aggregator,
+        out: NDArray[np.float32], column: int,
+    ) -> None:  # fmt: skip
+        """Write to out[:, column : column + F] (a slice of columns as argument would cost the kernels their vectors)."""
         stored = self.neighbour_max if aggregator == "max" else self.neighbour_sum
         if stored is None:
             raise ValueError(f"the store holds no neighbour aggregate for {aggregator}")
-        out = np.empty((len(nodes), self.width), np.float32)
         scratch = np.empty(most_partners(exclusion), np.int64)
         kernel = _first_hop_max if aggregator == "max" else _first_hop_sum
         kernel(
             graph.indptr, graph.indices, *readable(self.values), stored, nodes, exclusion.indptr,
-            exclusion.partners, aggregator == "mean", scratch, out,
+            exclusion.partners, aggregator == "mean", scratch, out, column,
         )  # fmt: skip
-        return out
 
 
 def aggregate_range(
@@ -120,58 +137,67 @@ def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, half: Any, fi
 def _gather(values: Any, half: Any, nodes: Any, out: Any) -> None:
     for i in range(nodes.shape[0]):
         node = nodes[i]
-        for f in range(out.shape[1]):
+        for f in range(values.shape[1]):
             out[i, f] = value_at(values, half, node, f)
 
 
 @compiled
 def _first_hop_sum(
     indptr: Any, indices: Any, values: Any, half: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
-    mean: Any, scratch: Any, out: Any,
+    mean: Any, scratch: Any, out: Any, column: Any,
 ) -> None:  # fmt: skip
+    width, column = values.shape[1], max(column, 0)  # numba then sees that no index is negative: four times as fast
     for i in range(nodes.shape[0]):
-        node = nodes[i]
+        node = max(nodes[i], 0)
         start, stop = indptr[node], indptr[node + 1]
-        num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
+        num_excluded = 0
+        if i + 1 < ex_indptr.shape[0]:  # an endpoint of a target pair; asked here, the call is saved for all others
+            num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
         left = stop - start - num_excluded
+        scale = np.float32(1.0) / np.float32(left) if mean and left > 0 else np.float32(1.0)
         if left == 0:  # exactly zero, not what rounding leaves of a subtraction
-            out[i, :] = np.float32(0)
-            continue
-        if num_excluded > left:  # what is left is the shorter sum, and free of cancellation
-            out[i, :] = np.float32(0)
+            for f in range(width):
+                out[i, column + f] = np.float32(0)
+        elif num_excluded == 0:  # nearly all nodes: one pass
+            for f in range(width):
+                out[i, column + f] = stored[node, f] * scale
+        elif num_excluded > left:  # what is left is the shorter sum, and free of cancellation
+            for f in range(width):
+                out[i, column + f] = np.float32(0)
             for entry in range(left):
                 neighbour = indices[start + offset_left(entry, scratch, num_excluded)]
-                for f in range(out.shape[1]):
-                    out[i, f] += value_at(values, half, neighbour, f)
+                for f in range(width):
+                    out[i, column + f] += value_at(values, half, neighbour, f)
+            for f in range(width):
+                out[i, column + f] *= scale
         else:
-            for f in range(out.shape[1]):
-                out[i, f] = stored[node, f]
+            for f in range(width):
+                out[i, column + f] = stored[node, f]
             for e in range(num_excluded):
                 partner = indices[start + scratch[e]]
-                for f in range(out.shape[1]):
-                    out[i, f] -= value_at(values, half, partner, f)
-        if mean:
-            scale = np.float32(1.0) / np.float32(left)
-            for f in range(out.shape[1]):
-                out[i, f] *= scale
+                for f in range(width):
+                    out[i, column + f] -= value_at(values, half, partner, f)
+            for f in range(width):
+                out[i, column + f] *= scale
 
 
 @compiled
 def _first_hop_max(
     indptr: Any, indices: Any, values: Any, half: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
-    mean: Any, scratch: Any, out: Any,
+    mean: Any, scratch: Any, out: Any, column: Any,
 ) -> None:  # fmt: skip
     for i in range(nodes.shape[0]):
         node = nodes[i]
         start, stop = indptr[node], indptr[node + 1]
         num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
         if num_excluded == 0:
-            for f in range(out.shape[1]):
-                out[i, f] = stored[node, f]
+            for f in range(values.shape[1]):
+                out[i, column + f] = stored[node, f]
             continue
         left = stop - start - num_excluded
-        out[i, :] = np.float32(0) if left == 0 else np.float32(-np.inf)
+        for f in range(values.shape[1]):
+            out[i, column + f] = np.float32(0) if left == 0 else np.float32(-np.inf)
         for entry in range(left):
             neighbour = indices[start + offset_left(entry, scratch, num_excluded)]
-            for f in range(out.shape[1]):
-                out[i, f] = max(out[i, f], value_at(values, half, neighbour, f))
+            for f in range(values.shape[1]):
+                out[i, column + f] = max(out[i, column + f], value_at(values, half, neighbour, f))

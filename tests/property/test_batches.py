@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_trainer.counters import Stream, derive_key
-from horovod_trainer.data.batches import MicroBatch, Recipe, Schedule, prefetch
+from horovod_trainer.data.batches import Buffer, MicroBatch, Recipe, Schedule, prefetch
 from horovod_trainer.data.exclusion import no_exclusion
 from horovod_trainer.data.negatives import draw_uniform
 from horovod_trainer.data.sampler import sample_blocks
@@ -145,18 +146,41 @@ def tiny() -> tuple[Recipe, list[tuple[int, int, int]]]:
 @pytest.mark.parametrize("ahead", [0, 1, 3, 50])
 def test_prefetch_keeps_the_order(ahead: int) -> None:
     recipe, work = tiny()
-    got = list(prefetch(recipe, work, ahead))
-    for number, batch in zip(work, got, strict=True):
+    seen = 0
+    for number, batch in zip(work, prefetch(recipe, work, ahead), strict=True):
+        time.sleep(0.002)  # whoever builds ahead must not touch what is being read
         assert_same(batch, recipe.build(*number))
+        seen += 1
+    assert seen == len(work)
+
+
+def test_a_buffer_is_used_again_and_grows() -> None:
+    buffer = Buffer()
+    small = buffer.take(3, 4)
+    assert small.shape == (3, 4)
+    assert small.flags.c_contiguous
+    assert np.shares_memory(small, buffer.take(2, 6))
+    assert buffer.take(100, 4).shape == (100, 4)
+
+
+def test_a_micro_batch_lies_in_the_buffer_it_was_given() -> None:
+    recipe, work = tiny()
+    buffer = Buffer()
+    buffer.take(100, recipe.features.width)  # room for any of them
+    first = recipe.build(*work[0], buffer)
+    kept = first.inputs.copy()
+    other = recipe.build(*work[1], buffer)
+    assert np.shares_memory(first.inputs, other.inputs)
+    np.testing.assert_array_equal(recipe.build(*work[0]).inputs, kept)
 
 
 class Broken(Recipe):
     """Fails at the third micro-batch."""
 
-    def build(self, epoch: int, step: int, micro: int) -> MicroBatch:
+    def build(self, epoch: int, step: int, micro: int, buffer: Buffer | None = None) -> MicroBatch:
         if (step, micro) == (1, 0):
             raise FloatingPointError("no such batch")
-        return super().build(epoch, step, micro)
+        return super().build(epoch, step, micro, buffer)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 50])

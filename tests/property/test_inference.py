@@ -16,7 +16,7 @@ from horovod_trainer.comm.base import Communicator, Solo, ThreadWorld
 from horovod_trainer.config import ModelSection
 from horovod_trainer.data.gather import Aggregator, Features
 from horovod_trainer.data.sampler import Graph
-from horovod_trainer.inference import HostMatrix, embed
+from horovod_trainer.inference import LayerFile, embed
 from horovod_trainer.model import Dropout, Encoder, LinkPredictor
 from tests.graphs import AGGREGATORS, World, features_of, random_pairs, worlds
 from tests.reference import neighbour_sets, sage, target_pairs
@@ -79,10 +79,9 @@ def test_training_with_all_neighbours_is_full_graph_on_the_rebuilt_graph(
     encoder = encoder_of(3, seed, layers=layers, aggregator=aggregator)
     for step in range(recipe.schedule.steps_per_epoch):
         batch = recipe.build(0, step, 0)
-        first = None if batch.first_hop is None else torch.from_numpy(batch.first_hop)
         hops = [Hop.of(block, aggregator) for block in batch.blocks]
         with torch.no_grad():
-            got = encoder(torch.from_numpy(batch.x), first, hops, Dropout(0, active=True)).numpy()
+            got = encoder(torch.from_numpy(batch.inputs), batch.stored_first_hop, hops, Dropout(0, active=True)).numpy()
         rows = neighbour_sets(recipe.graph, target_pairs(batch) if exclude else ())
         want = sage(encoder, rows, recipe.features.values)
         seeds = batch.nodes[: len(got)]
@@ -166,9 +165,42 @@ def test_progress_counts_blocks_to_the_end() -> None:
     assert said == [(done, 10) for done in range(1, 11)]
 
 
+def test_one_layer_is_mapped_and_the_one_being_computed_is_not(tmp_path: Path) -> None:
+    encoder, graph, features = big("mean", layers=3)
+    seen: list[int] = []
+
+    def look(stage: str, done: int, total: int) -> None:
+        seen.append(Path("/proc/self/maps").read_text().count(str(tmp_path / "horovod-trainer-")))
+
+    embed(
+        encoder, graph, features, Solo(), stored_first_hop=True, node_block=250, threads=1, scratch=tmp_path,
+        progress=look,
+    )  # fmt: skip
+    assert seen == [0, 0, 1, 1, 1, 1]  # two blocks of each layer
+
+
+@pytest.mark.parametrize("aggregator", ["sum", "mean"])
+def test_a_hub_of_many_neighbours_is_added_up_exactly(aggregator: Aggregator) -> None:
+    leaves = 200_000
+    indptr = np.full(leaves + 2, 2 * leaves)
+    indptr[:2] = 0, leaves
+    indptr[1:] = leaves + np.arange(leaves + 1)  # every leaf has the hub
+    graph = Graph(
+        indptr.astype(np.int64), np.concatenate([np.arange(1, leaves + 1), np.zeros(leaves)]).astype(np.int32)
+    )
+    encoder = encoder_of(1, layers=2, aggregator=aggregator, hidden=1, out=1)
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            parameter.fill_(float(name.endswith("neighbour.weight")))
+    values = np.full((leaves + 1, 1), 0.1, np.float32)
+    hub = alone(encoder, graph, Features(values), node_block=leaves + 1)[0, 0]
+    expected = float(values[0, 0]) * (leaves if aggregator == "sum" else 1)
+    np.testing.assert_allclose(hub, expected, rtol=1e-6)  # float32 alone would be off by more than 1e-3
+
+
 def test_no_rank_computes_what_another_does(tmp_path: Path) -> None:
     def blocks(comm: Communicator) -> list[tuple[int, int]]:
-        return HostMatrix(comm, (103, 2), 10, tmp_path).mine()
+        return LayerFile(comm, (103, 2), 10, tmp_path).mine()
 
     for size in (1, 3, 12):
         shares = ThreadWorld(size).run(blocks)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from horovod_trainer import cli
-from horovod_trainer.data.batches import MicroBatch, Recipe
+from horovod_trainer.data.batches import Buffer, MicroBatch, Recipe
 from horovod_trainer.errors import TrainerError
 
 if cli.launcher_rank() == 1 and os.environ.get("OTHER_SEED"):
@@ -14,10 +14,10 @@ if cli.launcher_rank() == 1 and os.environ.get("OTHER_SEED"):
 elif cli.launcher_rank() == 1:
     build = Recipe.build
 
-    def failing(self: Recipe, epoch: int, step: int, micro: int) -> MicroBatch:
+    def failing(self: Recipe, epoch: int, step: int, micro: int, buffer: Buffer | None = None) -> MicroBatch:
         if step == 2:
             raise TrainerError("the disk of rank 1 is gone")
-        return build(self, epoch, step, micro)
+        return build(self, epoch, step, micro, buffer)
 
     Recipe.build = failing  # type: ignore[method-assign]  # the fault this script exists to make
 

@@ -63,7 +63,7 @@ def test_two_layers_by_hand() -> None:
         for name, parameter in encoder.named_parameters():
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
     graph = graph_of(4, FOUR)
-    got = encoder(torch.from_numpy(FOUR_INPUT), None, hops_of(graph, "sum", 2), OFF).ravel()
+    got = encoder(torch.from_numpy(FOUR_INPUT), False, hops_of(graph, "sum", 2), OFF).ravel()
     # layer 1: own + sum = 15, 7, 7, 9; layer 2: 15 + 23, 7 + 22, 7 + 22, 9 + 15
     assert got.tolist() == [38.0, 29.0, 29.0, 24.0]
 
@@ -91,7 +91,7 @@ def test_parity_with_pyg(aggregator: Aggregator, normalise: bool) -> None:
     edge_index = torch.stack([torch.from_numpy(graph.indices.astype(np.int64)), destination])
 
     x = values.clone().requires_grad_()
-    out = encoder(x, None, hops_of(graph, aggregator, 2), OFF)
+    out = encoder(x, False, hops_of(graph, aggregator, 2), OFF)
     torch.autograd.backward((out * weight).sum())
     y = values.clone().requires_grad_()
     want = theirs[1](functional.relu(theirs[0](y, edge_index)), edge_index)
@@ -237,7 +237,7 @@ def test_forward_scores_the_pairs_it_names(decoder: Any, shared: bool) -> None:
     model = LinkPredictor(ModelSection(hidden=4, out=4, decoder=decoder, decoder_hidden=4), 3, 0)
     pos, neg, mask = forward(model, batch, recipe, torch.device("cpu"))
     hops = [Hop.of(block, "mean") for block in batch.blocks]
-    h = dict(zip(batch.nodes.tolist(), model.encoder(torch.from_numpy(batch.x), None, hops, OFF), strict=False))
+    h = dict(zip(batch.nodes.tolist(), model.encoder(torch.from_numpy(batch.inputs), False, hops, OFF), strict=False))
     edges = recipe.schedule.edges(0, 0, 0)
     for i, (u, v) in enumerate(zip(recipe.edge_source[edges], recipe.edge_target[edges], strict=True)):
         torch.testing.assert_close(pos[i], model.decoder(h[int(u)], h[int(v)], OFF))

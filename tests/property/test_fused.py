@@ -1,0 +1,79 @@
+"""The fused layer against the same in plain torch operations: values and every gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from horovod_trainer.aggregate import Hop, aggregate_torch
+from horovod_trainer.counters import dropout_mask
+from horovod_trainer.fused import activate, hop_layer
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    rows=st.integers(1, 12), width=st.integers(1, 9), normalise=st.booleans(), relu=st.booleans(),
+    p=st.sampled_from([0.0, 0.3, 0.9]), key=st.integers(0, 2**64 - 1), zero=st.booleans(),
+)  # fmt: skip
+def test_activation(rows: int, width: int, normalise: bool, relu: bool, p: float, key: int, zero: bool) -> None:
+    p = p if relu else 0.0
+    x = normal(rows, width, seed=rows)
+    if zero:
+        x[0] = 0.0  # a row without a length
+    weight = normal(rows, width, seed=1)
+    ours, plain = (x.clone().requires_grad_() for _ in range(2))
+    out = activate(ours * 1.0, normalise=normalise, relu=relu, p=p, key=key)
+    want = functional.normalize(plain, dim=-1) if normalise else plain
+    want = functional.relu(want) if relu else want
+    want = want * torch.from_numpy(dropout_mask(key, p, x.numel())).view_as(x) if p else want
+    torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)
+    for result, leaf in ((out, ours), (want, plain)):
+        torch.autograd.backward((result * weight).sum())
+        assert leaf.grad is not None
+    some = slice(1, None) if zero and normalise else slice(None)  # at length 0 torch divides by its epsilon, as we do
+    torch.testing.assert_close(ours.grad[some], plain.grad[some], rtol=1e-4, atol=1e-5)  # type: ignore[index]
+
+
+def test_dropout_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="follows a ReLU"):
+        activate(torch.ones(2, 2), normalise=False, relu=False, p=0.5, key=1)
+
+
+@st.composite
+def hops(draw: st.DrawFn) -> Hop:
+    num_dst = draw(st.integers(1, 6))
+    num_src = num_dst + draw(st.integers(0, 6))
+    lists = draw(st.lists(st.lists(st.integers(0, num_src - 1), max_size=4), min_size=num_dst, max_size=num_dst))
+    indptr = np.cumsum([0, *map(len, lists)]).astype(np.int64)
+    cols = np.array([entry for row in lists for entry in row], np.int32)
+    scale = np.array([1.0 / len(row) if row else 0.0 for row in lists], np.float32)
+    return Hop(num_dst, num_src, indptr, cols, scale)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(hop=hops(), width=st.integers(1, 5), out=st.integers(1, 5))
+def test_hop_layer(hop: Hop, width: int, out: int) -> None:
+    parts = [
+        normal(hop.num_src, width, seed=1),
+        normal(out, width, seed=2),
+        normal(out, seed=3),
+        normal(out, width, seed=4),
+    ]
+    ours, plain = ([part.clone().requires_grad_() for part in parts] for _ in range(2))
+    weight = normal(hop.num_dst, out, seed=5)
+    got = hop_layer(ours[0], hop, ours[1], ours[2], ours[3])
+    h, neighbour, bias, own = plain
+    want = functional.linear(aggregate_torch(h, hop, "mean"), neighbour, bias) + h[: hop.num_dst] @ own.t()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.autograd.backward((got * weight).sum())
+    torch.autograd.backward((want * weight).sum())
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
