@@ -19,7 +19,7 @@ def folder() -> Path:
 
 def peers_python() -> Path:
     """Return the interpreter of the peers' environment; ends the benchmark when it has not been made."""
-    return _made(folder() / "peers" / "bin" / "python")
+    return _made(folder() / "peers" / "complete").parent / "bin" / "python"
 
 
 def big_store() -> Path:

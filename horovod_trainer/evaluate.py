@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from horovod_trainer.data.gather import Features
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.errors import Diverged
-from horovod_trainer.inference import Matrix, Progress, embed, one_thread_per_block, quiet
+from horovod_trainer.inference import Buffers, Matrix, Progress, embed, one_thread_per_block, quiet
 from horovod_trainer.jit import compiled, reassociated
-from horovod_trainer.model import DotDecoder, Dropout, LinkPredictor
+from horovod_trainer.model import DotDecoder, LinkPredictor, MlpDecoder
 
-QUERIES_PER_BLOCK = 8  # 8 x 1,001 candidates x 256 floats are 8 MB for the MLP decoder: one block stays in cache
+QUERIES_PER_BLOCK = 32  # a block is what one thread scores at a time
+PAIRS_AT_ONCE = 1024  # through the MLP decoder: 1 MB of 256 floats each, which stays in cache from layer to layer
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ class Evaluator:
         """Return the metrics of held-out edges from embeddings h [N, D]."""
         edge = np.asarray(held_out.edge)
         negatives = held_out.negatives
+        buffers = Buffers()
         if negatives is not None:
 
             def ranked(first: int, last: int) -> NDArray[np.float64]:
                 tails = candidates(edge[first:last, 1], negatives[first:last])
-                scores = score_candidates(model, h, edge[first:last, 0], tails)
+                scores = score_candidates(model, h, edge[first:last, 0], tails, buffers)
                 # judged below, where all ranks see it: one rank must not leave the others in a collective
                 return np.where(np.isnan(scores).any(1), np.nan, metrics.ranks(np.nan_to_num(scores)))
 
@@ -90,7 +92,7 @@ class Evaluator:
         both = np.concatenate([edge, pool])
         flat = self._shares(
             len(both),
-            lambda first, last: score_candidates(model, h, both[first:last, 0], both[first:last, 1:])[:, 0],
+            lambda first, last: score_candidates(model, h, both[first:last, 0], both[first:last, 1:], buffers)[:, 0],
             np.float32,
             per_block=QUERIES_PER_BLOCK * 1000,
         )
@@ -146,18 +148,50 @@ def candidates(target: NDArray[Any], negatives: NDArray[Any]) -> NDArray[np.int6
     return np.concatenate([target[:, None], negatives], axis=1).astype(np.int64)
 
 
-def score_candidates(model: LinkPredictor, h: Matrix, source: NDArray[Any], tails: NDArray[Any]) -> Matrix:
-    """Return float32 [Q, C] scores of every source [Q] with its tails [Q, C], positives and negatives in one call."""
+def score_candidates(
+    model: LinkPredictor, h: Matrix, source: NDArray[Any], tails: NDArray[Any], buffers: Buffers | None = None
+) -> Matrix:
+    """Return float32 [Q, C] scores of every source [Q] with its tails [Q, C], a query's own all in one call.
+
+    buffers: where the MLP decoder's activations may lie from one call to the next.
+    """
     out = np.empty(tails.shape, np.float32)
+    source, tails = source.astype(np.int64), tails.astype(np.int64)
     if isinstance(model.decoder, DotDecoder):
-        _dot_scores(h, source.astype(np.int64), tails.astype(np.int64), out)
+        _dot_scores(h, source, tails, out)
         return out
-    device = next(model.parameters()).device
-    with torch.inference_mode():
-        a = torch.from_numpy(h[source]).to(device)[:, None, :]
-        b = torch.from_numpy(h[tails.ravel()]).to(device).view(*tails.shape, -1)
-        out[:] = model.decoder(a, b, Dropout(0, active=False)).cpu().numpy()
+    buffers = buffers or Buffers()
+    at_once = max(1, PAIRS_AT_ONCE // max(1, tails.shape[1]))  # queries
+    for first in range(0, len(tails), at_once):
+        some = slice(first, first + at_once)
+        products = buffers.get("products", tails[some].size, h.shape[1])
+        _products(h, source[some], tails[some], products.numpy())
+        out[some] = _mlp_scores(model.decoder, products, buffers).reshape(out[some].shape)
     return out
+
+
+def _mlp_scores(decoder: MlpDecoder, products: torch.Tensor, buffers: Buffers) -> Matrix:
+    """Return float32 [n] scores from the elementwise products [n, D] of pairs: the decoder's forward, in place."""
+    with torch.inference_mode():
+        *hidden, last = (cast(torch.nn.Linear, layer) for layer in decoder.layers)
+        x = products.to(last.weight.device)
+        for number, layer in enumerate(hidden):
+            y = buffers.get(f"hidden {number}", len(x), layer.out_features, x.device)
+            x = torch.addmm(layer.bias, x, layer.weight.t(), out=y).relu_()
+        scores: Matrix = last(x)[:, 0].cpu().numpy()
+        return scores
+
+
+@compiled
+def _products(h: Any, source: Any, tails: Any, out: Any) -> None:
+    row = 0
+    for q in range(tails.shape[0]):
+        a = h[source[q]]
+        for c in range(tails.shape[1]):
+            b = h[tails[q, c]]
+            for f in range(a.shape[0]):
+                out[row, f] = a[f] * b[f]
+            row += 1
 
 
 # reassociation lets the sum use vector lanes; positives and negatives run the same instructions, so equal rows still tie

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 from horovod_trainer.comm.base import Communicator, Solo, ThreadWorld
 from horovod_trainer.config import EvaluateSection, ModelSection
@@ -13,7 +14,8 @@ from horovod_trainer.data.gather import Features
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.evaluate import Evaluator, candidates, reciprocal, score_candidates, subset
-from horovod_trainer.model import LinkPredictor
+from horovod_trainer.inference import Buffers
+from horovod_trainer.model import Dropout, LinkPredictor
 
 Decoder = Literal["dot", "mlp"]
 
@@ -51,6 +53,19 @@ def test_dot_scores_are_dot_products() -> None:
     scores = score_candidates(model("dot"), H, EDGE[:, 0], tails)
     wanted = np.einsum("qd,qcd->qc", H[EDGE[:, 0]].astype(np.float64), H[tails].astype(np.float64))
     np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 21, 2000])  # many queries at once, some, one that is more than fits
+def test_mlp_scores_are_the_decoder_s(columns: int) -> None:
+    queries = max(3, 3000 // columns)
+    rng = np.random.default_rng(columns)
+    source, tails = rng.integers(0, NODES, queries), rng.integers(0, NODES, (queries, columns))
+    built, buffers = model("mlp"), Buffers()
+    with torch.no_grad():
+        wanted = built.decoder(torch.from_numpy(H[source])[:, None], torch.from_numpy(H[tails]), Dropout(0, False))
+    for _ in range(2):  # what lies in the buffers from before changes nothing
+        scores = score_candidates(built, H, source, tails, buffers)
+        np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("decoder", ["dot", "mlp"])

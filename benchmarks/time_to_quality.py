@@ -1,0 +1,213 @@
+"""Wall-clock seconds to the best validation MRR that PyG reaches on pubmed-temporal, PyG's and ours, on the same cores.
+
+PyG trains in two ways, with sampled neighbours and on the full graph, each with our loss and negatives and without the
+batch's target edges; `--tune` tries the same number of configurations of each for the same seconds, and BEST holds what
+came out. The clock runs from the start of the command to the end of the validation, on both sides: imports, loading and
+all validations count. Not counted: `prepare`, once for all our runs (said as prepare_seconds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cache import ROOT, peers_python
+from benchmarks.footprint import horovodrun
+from benchmarks.harness import OUT, child, finish
+from horovod_trainer import console
+from horovod_trainer.telemetry import METRICS_FILE, read_metrics
+
+NAME = "time_to_quality"
+CONFIG = "configs/pubmed-temporal.yaml"
+LEAST = 0.30  # a peer below this validation MRR is no yardstick
+RANKS = 2
+# As many of each; the model, loss, negatives and dropout are those that our own search found (docs/quality.md).
+TRIED: dict[str, tuple[str, ...]] = {
+    "sampled": (
+        "--batch 1024 --lr 0.002",
+        "--batch 512 --lr 0.002",
+        "--batch 2048 --lr 0.004",
+        "--batch 1024 --lr 0.004",
+    ),
+    "full": (
+        "--batch 1024 --lr 0.002",
+        "--batch 2048 --lr 0.004",
+        "--batch 4096 --lr 0.004",
+        "--batch 4096 --lr 0.008",
+    ),
+}
+BEST = {"sampled": 0, "full": 0}  # numbers of TRIED, by validation MRR within the seconds of --tune
+Curve = list[dict[str, float]]  # validations: epoch, seconds, mrr
+
+
+def main() -> None:
+    """Run both peers once, the better one and us with every seed, and say the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=os.environ.get("DATA") or "../shared/data/pubmed-temporal")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=240.0, help="budget of one run of a peer")
+    parser.add_argument("--epochs", type=int, default=24, help="of a peer at most")
+    parser.add_argument("--tune", action="store_true", help="try every configuration of the peers instead")
+    args = parser.parse_args()
+    console.setup_logging(0)
+    if args.tune:
+        tune(args)
+        return
+    curves: dict[str, list[Curve]] = {kind: [peer(args, kind, TRIED[kind][BEST[kind]], 0)] for kind in TRIED}
+    better = max(curves, key=lambda kind: best(curves[kind][0])["mrr"])
+    curves[better] += [peer(args, better, TRIED[better][BEST[better]], seed) for seed in range(1, args.seeds)]
+    target = statistics.median(best(curve)["mrr"] for curve in curves[better])
+    if target < LEAST:
+        sys.exit(f"the better peer, PyG {better}, reaches validation MRR {target:.4f}, below {LEAST}: no yardstick")
+    started = time.monotonic()
+    trainer("prepare", args.data)
+    prepare_seconds = time.monotonic() - started
+    curves["ours"] = [ours(args.data, seed) for seed in range(args.seeds)]
+    result = summary(curves, better)
+    finish(
+        NAME, {**result, "prepare_seconds": round(prepare_seconds, 1)},
+        title=f"Seconds to validation MRR {target:.4f}, the best of PyG {better}", rows=table(curves, target),
+        columns=["who", "seed", "best valid MRR", "its epoch", "seconds to its best", "seconds to the target"],
+        details={"curves": curves, "tried": TRIED, "best": BEST}, draw=partial(draw, curves, target),
+    )  # fmt: skip
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Give every configuration of both peers the same seconds; say the best of each by validation MRR."""
+    found = {kind: [peer(args, kind, options, 0) for options in tried] for kind, tried in TRIED.items()}
+    rows = [
+        [kind, options, best(curve)["mrr"], int(best(curve)["epoch"]), best(curve)["seconds"]]
+        for kind, tried in TRIED.items()
+        for options, curve in zip(tried, found[kind], strict=True)
+    ]
+    chosen = {kind: max(range(len(tried)), key=lambda i: best(tried[i])["mrr"]) for kind, tried in found.items()}
+    finish(
+        f"{NAME}_tune", chosen, title=f"PyG's configurations, {args.seconds:.0f} s each", rows=rows,
+        columns=["kind", "options", "best valid MRR", "its epoch", "seconds"], details={"curves": found},
+        draw=partial(draw, found, LEAST),
+    )  # fmt: skip
+
+
+def peer(args: argparse.Namespace, kind: str, options: str, seed: int) -> Curve:
+    """Train a peer with two threads and return its validations."""
+    console.get_logger().info("PyG %s %s, seed %d", kind, options, seed)
+    script = ROOT / "benchmarks" / "peers" / "quality.py"
+    argv: list[str | Path] = [peers_python(), "-W", "ignore", script, "--data", args.data, "--kind", kind]
+    argv += [*options.split(), "--seed", str(seed), "--threads", str(RANKS), "--epochs", str(args.epochs)]
+    argv += ["--max-seconds", str(args.seconds), "--started", str(time.time())]
+    curve: Curve = child(argv, cores=cores(), environment={"OMP_NUM_THREADS": str(RANKS)})["valid"]
+    console.get_logger().info("best valid MRR %.4f after %.1f s", best(curve)["mrr"], best(curve)["seconds"])
+    return curve
+
+
+def ours(data: str, seed: int) -> Curve:
+    """Train the shipped configuration on two ranks of one core each and return its validations."""
+    console.get_logger().info("ours, seed %d", seed)
+    out = OUT / NAME / f"ours-{seed}"
+    shutil.rmtree(ROOT / out, ignore_errors=True)  # a run moves an earlier one aside: they would pile up
+    started = time.time()
+    trainer("train", data, f"train.seed={seed}", f"output.dir={out}")
+    curve = validations(read_metrics(ROOT / out / METRICS_FILE), started)
+    console.get_logger().info("best valid MRR %.4f after %.1f s", best(curve)["mrr"], best(curve)["seconds"])
+    return curve
+
+
+def trainer(command: str, data: str, *overrides: str) -> None:
+    """Run one of our commands on the cores, `train` under horovodrun; its failure ends the benchmark."""
+    settings = [word for item in (f"data.path={data}", *overrides) for word in ("-s", item)]
+    words = [command, "-c", CONFIG, *settings]
+    argv = [sys.executable, "-m", "horovod_trainer", *words]
+    if command == "train":
+        argv = horovodrun(sys.executable, RANKS, "horovod_trainer", words)
+    pinned = ["taskset", "-c", ",".join(map(str, cores())), *argv]
+    code = subprocess.run(pinned, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        sys.exit(f"{' '.join(pinned)}: exit code {code}")
+
+
+def cores() -> list[int]:
+    """Return the cores that both sides run on."""
+    return sorted(os.sched_getaffinity(0))[:RANKS]
+
+
+def validations(rows: Sequence[Mapping[str, Any]], started: float) -> Curve:
+    """Return the validations among a run's metrics, in seconds since `started` (since 1970)."""
+    return [
+        {"epoch": row["epoch"], "seconds": row["time"] - started, "mrr": row["mrr"]}
+        for row in rows
+        if row["event"] == "valid"
+    ]
+
+
+def best(curve: Curve) -> dict[str, float]:
+    """Return the first validation with the highest MRR."""
+    return max(curve, key=lambda point: point["mrr"])
+
+
+def reached(curve: Curve, target: float) -> float | None:
+    """Return the seconds of the first validation at or above the target; None when there is none."""
+    return next((point["seconds"] for point in curve if point["mrr"] >= target), None)
+
+
+def summary(curves: Mapping[str, Sequence[Curve]], better: str) -> dict[str, Any]:
+    """Return the ratio of median seconds: ours to the peer's median best MRR over the peer's to its own best.
+
+    The ratio is None where half of our runs or more never get there.
+    """
+    target = statistics.median(best(curve)["mrr"] for curve in curves[better])
+    theirs = statistics.median(best(curve)["seconds"] for curve in curves[better])
+    times = sorted(float("inf") if (at := reached(curve, target)) is None else at for curve in curves["ours"])
+    own = statistics.median(times)
+    arrived = own < float("inf")
+    return {
+        "time_ratio_vs_pyg": round(own / theirs, 3) if arrived else None,
+        "target_valid_mrr": round(target, 4),
+        "peer": better,
+        "peer_seconds": round(theirs, 1),
+        "our_seconds": round(own, 1) if arrived else None,
+        "our_best_valid_mrr": round(statistics.median(best(curve)["mrr"] for curve in curves["ours"]), 4),
+        "runs_that_got_there": sum(at < float("inf") for at in times),
+    }
+
+
+def table(curves: Mapping[str, Sequence[Curve]], target: float) -> list[list[Any]]:
+    """Return one row per run."""
+    return [
+        [
+            who if who == "ours" else f"PyG {who}",
+            seed,
+            top["mrr"],
+            int(top["epoch"]),
+            top["seconds"],
+            reached(one, target),
+        ]
+        for who, runs in curves.items()
+        for seed, one in enumerate(runs)
+        for top in [best(one)]
+    ]
+
+
+def draw(curves: Mapping[str, Sequence[Curve]], target: float, axes: Any) -> None:
+    """Draw validation MRR over seconds, a colour per side."""
+    for (who, runs), colour in zip(curves.items(), cycle(("C0", "C1", "C2")), strict=False):
+        for number, curve in enumerate(runs):
+            label = who if number == 0 else None
+            axes.plot([p["seconds"] for p in curve], [p["mrr"] for p in curve], color=colour, marker=".", label=label)
+    axes.axhline(target, color="grey", linestyle=":")
+    axes.set_xlabel("seconds since the command was given")
+    axes.set_ylabel("validation MRR")
+    axes.legend()
+
+
+if __name__ == "__main__":
+    main()
