@@ -73,7 +73,7 @@ def sum_rows(h: torch.Tensor, hop: Hop) -> torch.Tensor:
 
 def sum_rows_back(grad: torch.Tensor, hop: Hop) -> torch.Tensor:
     """Return the gradient float32 [num_src, D] of `sum_rows` from grad [num_dst, D]."""
-    indptr, rows = _transpose(hop.indptr, hop.cols, hop.num_src)
+    indptr, rows = transpose(hop.indptr, hop.cols, hop.num_src)
     out = torch.empty(hop.num_src, grad.shape[1])
     with one_at_a_time:
         _sum_back(indptr, rows, hop.scale, grad.contiguous().numpy(), out.numpy())
@@ -131,7 +131,7 @@ def _sum_back(indptr: Any, rows: Any, scale: Any, grad: Any, out: Any) -> None:
 
 
 @compiled
-def _transpose(indptr: Any, cols: Any, num_src: Any) -> Any:
+def transpose(indptr: Any, cols: Any, num_src: Any) -> Any:
     """Return the CSR of the transpose, rows ascending: so the backward sums in a fixed order whatever the threads."""
     t_indptr = np.zeros(num_src + 1, np.int64)
     for e in range(cols.shape[0]):

@@ -7,27 +7,42 @@ overwritten was made by the one function that reads it next; nothing else holds 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numba import prange
 
-from horovod_trainer.aggregate import Hop, one_at_a_time, sum_rows, sum_rows_back
+from horovod_trainer.aggregate import Hop, one_at_a_time, sum_rows, transpose
 from horovod_trainer.counters import TWO32, kept32
 from horovod_trainer.jit import parallel
 
 EPSILON = 1e-12  # torch.nn.functional.normalize's
 
 
+@dataclass(frozen=True)
+class Entering:
+    """What happens to a layer's input before it is read: ReLU, then dropout with chance p and the mask of `key`."""
+
+    p: float = 0.0
+    key: int = 0
+
+
 def hop_layer(
-    h: torch.Tensor, hop: Hop, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor
+    h: torch.Tensor,
+    hop: Hop,
+    neighbour: torch.Tensor,
+    bias: torch.Tensor,
+    own: torch.Tensor,
+    entering: Entering | None = None,
 ) -> torch.Tensor:
     """Return aggregate(h) @ neighbour.T + bias + h[:num_dst] @ own.T: float32 [num_dst, out], from h [num_src, in].
 
-    neighbour and own: weights [out, in]; differentiable in all four tensors.
+    neighbour and own: weights [out, in]; differentiable in all four tensors. With `entering`, h is overwritten by its
+    activation first, and nobody else may read it.
     """
-    out: torch.Tensor = _HopLayer.apply(h, hop, neighbour, bias, own)  # type: ignore[no-untyped-call]  # torch's
+    out: torch.Tensor = _HopLayer.apply(h, hop, neighbour, bias, own, entering)  # type: ignore[no-untyped-call]  # torch's
     return out
 
 
@@ -46,10 +61,15 @@ def activate(x: torch.Tensor, *, normalise: bool, relu: bool, p: float, key: int
 class _HopLayer(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: torch.Tensor, hop: Hop, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor
-    ) -> torch.Tensor:
+        ctx: Any, h: torch.Tensor, hop: Hop, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor,
+        entering: Entering | None,
+    ) -> torch.Tensor:  # fmt: skip
+        if entering is not None:
+            values = h.detach().numpy()
+            with one_at_a_time:
+                _activate(values, np.empty(0, np.float32), True, entering.p, np.uint64(entering.key), values)
         aggregated = sum_rows(h, hop)
-        ctx.hop = hop
+        ctx.hop, ctx.entering = hop, entering
         ctx.save_for_backward(h, aggregated, neighbour, own)
         return torch.addmm(bias, aggregated, neighbour.t()).addmm_(h[: hop.num_dst], own.t())
 
@@ -57,9 +77,25 @@ class _HopLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, aggregated, neighbour, own = ctx.saved_tensors
         hop: Hop = ctx.hop
-        back = sum_rows_back(grad @ neighbour, hop)
-        back[: hop.num_dst].addmm_(grad, own)
-        return back, None, grad.t() @ aggregated, grad.sum(0), grad.t() @ h[: hop.num_dst]
+        back = None
+        if ctx.needs_input_grad[0]:  # the inputs of the deepest layer have none, and are the most
+            back = _back_through(grad @ neighbour, grad @ own, hop, h, ctx.entering)
+        return back, None, grad.t() @ aggregated, grad.sum(0), grad.t() @ h[: hop.num_dst], None
+
+
+def _back_through(
+    aggregated: torch.Tensor, own: torch.Tensor, hop: Hop, h: torch.Tensor, entering: Entering | None
+) -> torch.Tensor:
+    """Return the gradient [num_src, in] of a hop's input, before its activation, from those of its two readers."""
+    indptr, rows = transpose(hop.indptr, hop.cols, hop.num_src)
+    out = torch.empty_like(h)
+    keep = 1.0 - (entering.p if entering else 0.0)
+    with one_at_a_time:
+        _hop_back(
+            indptr, rows, hop.scale, aggregated.numpy(), own.numpy(), h.detach().numpy(), entering is not None,
+            np.float32(1.0 / keep), out.numpy(),
+        )  # fmt: skip
+    return out
 
 
 class _Activate(torch.autograd.Function):
@@ -127,3 +163,25 @@ def _activate_back(unit: Any, out: Any, norms: Any, relu: Any, p: Any, grad: Any
                 along = along * 0
             for f in range(width):
                 grad[i, f] = (grad[i, f] - along * unit[i, f]) / norms[i]
+
+
+@parallel
+def _hop_back(
+    indptr: Any, rows: Any, scale: Any, aggregated: Any, own: Any, h: Any, activated: Any, factor: Any, out: Any
+) -> None:
+    """Add up what a node's readers send back, and take it through the activation, while the row is in cache."""
+    width = out.shape[1]
+    for s in prange(out.shape[0]):
+        if s < own.shape[0]:
+            for f in range(width):
+                out[s, f] = own[s, f]
+        else:
+            for f in range(width):
+                out[s, f] = np.float32(0)
+        for e in range(indptr[s], indptr[s + 1]):
+            d = max(rows[e], 0)
+            for f in range(width):
+                out[s, f] += scale[d] * aggregated[d, f]
+        if activated:  # what ReLU or dropout set to zero is zero in h
+            for f in range(width):
+                out[s, f] = out[s, f] * factor if h[s, f] > 0 else np.float32(0)

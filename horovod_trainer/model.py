@@ -12,7 +12,7 @@ from horovod_trainer.aggregate import Hop, aggregate
 from horovod_trainer.config import ModelSection
 from horovod_trainer.counters import derive_key, dropout_mask
 from horovod_trainer.data.gather import Aggregator
-from horovod_trainer.fused import activate, hop_layer
+from horovod_trainer.fused import Entering, activate, hop_layer
 
 
 class SageLayer(nn.Module):
@@ -39,11 +39,18 @@ class SageLayer(nn.Module):
         weight = torch.cat([self.own.weight, self.neighbour.weight], dim=1)
         return functional.linear(both, weight, self.neighbour.bias)
 
-    def sampled(self, h: torch.Tensor, hop: Hop, aggregator: Aggregator) -> torch.Tensor:
+    def sampled(
+        self, h: torch.Tensor, hop: Hop, aggregator: Aggregator, entering: Entering | None = None
+    ) -> torch.Tensor:
         """Return [num_dst, width_out], not yet normalised, of a sampled hop over h [num_src, width_in]."""
-        if h.device.type == "cpu" and aggregator != "max":
-            return hop_layer(h, hop, self.neighbour.weight, self.neighbour.bias, self.own.weight)
+        if fusible(h, aggregator):
+            return hop_layer(h, hop, self.neighbour.weight, self.neighbour.bias, self.own.weight, entering)
         return self.combine(h[: hop.num_dst], aggregate(h, hop, aggregator))
+
+
+def fusible(h: torch.Tensor, aggregator: Aggregator) -> bool:
+    """Return whether a hop over h runs in the fused kernels."""
+    return h.device.type == "cpu" and aggregator != "max"
 
 
 class Dropout:
@@ -93,24 +100,31 @@ class Encoder(nn.Module):
         h = drop(x, self.input_dropout)
         inwards = list(reversed(hops))
         layers = [layer for layer in self.layers if isinstance(layer, SageLayer)]
+        delayed = fusible(h, self.aggregator) and not self.normalise  # each layer activates what it reads
         for number, layer in enumerate(layers):
             if number == 0 and stored_first_hop:
-                out = layer.side_by_side(h)
+                h = layer.side_by_side(h)
             else:
-                out = layer.sampled(h, inwards.pop(0), self.aggregator)
-            h = self._after(number, out, drop)
+                entering = Entering(*self._dropout(drop)) if delayed and number > 0 else None
+                h = layer.sampled(h, inwards.pop(0), self.aggregator, entering)
+            if not delayed:
+                h = self._after(number, h, drop)
         return h
+
+    def _dropout(self, drop: Dropout) -> tuple[float, int]:
+        """Return the chance and the key of the next dropout between layers."""
+        return (self.dropout, drop.next_key()) if drop.active and self.dropout > 0 else (0.0, 0)
 
     def _after(self, number: int, out: torch.Tensor, drop: Dropout) -> torch.Tensor:
         """Return what follows layer `number`'s sums in training: normalisation, ReLU, dropout; overwrites them on CPU."""
         last = number == len(self.layers) - 1
-        p = 0.0 if last or not drop.active else self.dropout
         if last and not self.normalise:
             return out
         if out.device.type == "cpu":
-            return activate(out, normalise=self.normalise, relu=not last, p=p, key=drop.next_key() if p > 0 else 0)
+            p, key = (0.0, 0) if last else self._dropout(drop)
+            return activate(out, normalise=self.normalise, relu=not last, p=p, key=key)
         h = self.activate(number, functional.normalize(out, dim=-1) if self.normalise else out)
-        return drop(h, p)
+        return h if last else drop(h, self.dropout)
 
 
 class DotDecoder(nn.Module):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from horovod_trainer.aggregate import Hop
@@ -271,8 +272,9 @@ def forward(
 
     hops = [Hop.of(block, model.encoder.aggregator) for block in batch.blocks]
     h = model.encoder(tensor(batch.inputs), batch.stored_first_hop, hops, drop)
-    a, b = h.index_select(0, tensor(batch.source)), h.index_select(0, tensor(batch.target))
-    tails = h.index_select(0, tensor(batch.tails.ravel()))
+    # picked at once: each pick's gradient is a table of all rows
+    wanted = np.concatenate([batch.source, batch.target, batch.tails.ravel()])
+    a, b, tails = h.index_select(0, tensor(wanted)).split([len(batch.source), len(batch.target), batch.tails.size])
     pos = model.decoder(a, b, drop)
     if batch.negatives.shared:
         neg = model.decoder.pooled(a, tails, drop)

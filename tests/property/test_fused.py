@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from horovod_trainer.aggregate import Hop, aggregate_torch
 from horovod_trainer.counters import dropout_mask
-from horovod_trainer.fused import activate, hop_layer
+from horovod_trainer.fused import Entering, activate, hop_layer
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -59,8 +59,11 @@ def hops(draw: st.DrawFn) -> Hop:
 
 
 @settings(deadline=None)  # the first example compiles
-@given(hop=hops(), width=st.integers(1, 5), out=st.integers(1, 5))
-def test_hop_layer(hop: Hop, width: int, out: int) -> None:
+@given(
+    hop=hops(), width=st.integers(1, 5), out=st.integers(1, 5), relu=st.booleans(), p=st.sampled_from([0.0, 0.4]),
+    leaf=st.booleans(),
+)  # fmt: skip
+def test_hop_layer(hop: Hop, width: int, out: int, relu: bool, p: float, leaf: bool) -> None:
     parts = [
         normal(hop.num_src, width, seed=1),
         normal(out, width, seed=2),
@@ -68,12 +71,15 @@ def test_hop_layer(hop: Hop, width: int, out: int) -> None:
         normal(out, width, seed=4),
     ]
     ours, plain = ([part.clone().requires_grad_() for part in parts] for _ in range(2))
+    ours[0].requires_grad_(leaf)
     weight = normal(hop.num_dst, out, seed=5)
-    got = hop_layer(ours[0], hop, ours[1], ours[2], ours[3])
+    got = hop_layer(ours[0] * 1.0, hop, *ours[1:], Entering(p, 7) if relu else None)
     h, neighbour, bias, own = plain
+    if relu:
+        h = functional.relu(h) * torch.from_numpy(dropout_mask(7, p, h.numel())).view_as(h)
     want = functional.linear(aggregate_torch(h, hop, "mean"), neighbour, bias) + h[: hop.num_dst] @ own.t()
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     torch.autograd.backward((got * weight).sum())
     torch.autograd.backward((want * weight).sum())
-    for a, b in zip(ours, plain, strict=True):
+    for a, b in list(zip(ours, plain, strict=True))[0 if leaf else 1 :]:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
