@@ -29,6 +29,15 @@ class Entering:
     key: int = 0
 
 
+def stored_layer(both: torch.Tensor, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return rows @ own.T + neighbourhoods @ neighbour.T + bias, float32 [n, out], in one GEMM.
+
+    both: own rows and aggregated neighbourhoods side by side, [n, 2 in]; weights [out, in]; differentiable in all four.
+    """
+    out: torch.Tensor = _StoredLayer.apply(both, neighbour, bias, own)  # type: ignore[no-untyped-call]  # torch's
+    return out
+
+
 def hop_layer(
     h: torch.Tensor,
     hop: Hop,
@@ -56,6 +65,32 @@ def activate(x: torch.Tensor, *, normalise: bool, relu: bool, p: float, key: int
         raise ValueError("dropout here follows a ReLU")
     out: torch.Tensor = _Activate.apply(x, normalise, relu, p, key)  # type: ignore[no-untyped-call]  # torch's
     return out
+
+
+def roomy(rows: int, columns: int) -> torch.Tensor:
+    """Return float32 [rows, columns] with any content, on memory of a size that the next micro-batch asks for too.
+
+    No two micro-batches have as many nodes: sizes to the row would leave holes that the next one does not fit.
+    """
+    step = max(1, 1 << max(0, rows.bit_length() - 4))
+    whole = torch.empty(-(-rows // step) * step, columns)
+    return torch.empty(0).set_(whole.untyped_storage(), 0, (rows, columns))
+
+
+class _StoredLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, both: torch.Tensor, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor
+    ) -> torch.Tensor:
+        weight = torch.cat([own, neighbour], dim=1)
+        ctx.save_for_backward(both, weight)
+        return torch.addmm(bias, both, weight.t(), out=roomy(len(both), len(weight)))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        both, weight = ctx.saved_tensors
+        own, neighbour = (grad.t() @ both).chunk(2, dim=1)
+        return grad @ weight if ctx.needs_input_grad[0] else None, neighbour, grad.sum(0), own
 
 
 class _HopLayer(torch.autograd.Function):
@@ -88,7 +123,7 @@ def _back_through(
 ) -> torch.Tensor:
     """Return the gradient [num_src, in] of a hop's input, before its activation, from those of its two readers."""
     indptr, rows = transpose(hop.indptr, hop.cols, hop.num_src)
-    out = torch.empty_like(h)
+    out = roomy(*h.shape)
     keep = 1.0 - (entering.p if entering else 0.0)
     with one_at_a_time:
         _hop_back(

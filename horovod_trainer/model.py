@@ -12,7 +12,7 @@ from horovod_trainer.aggregate import Hop, aggregate
 from horovod_trainer.config import ModelSection
 from horovod_trainer.counters import derive_key, dropout_mask
 from horovod_trainer.data.gather import Aggregator
-from horovod_trainer.fused import Entering, activate, hop_layer
+from horovod_trainer.fused import Entering, activate, hop_layer, stored_layer
 
 
 class SageLayer(nn.Module):
@@ -36,6 +36,8 @@ class SageLayer(nn.Module):
 
     def side_by_side(self, both: torch.Tensor) -> torch.Tensor:
         """Return `combine` of own rows and aggregated neighbourhoods that lie side by side, [n, 2 width_in]: one GEMM."""
+        if both.device.type == "cpu":
+            return stored_layer(both, self.neighbour.weight, self.neighbour.bias, self.own.weight)
         weight = torch.cat([self.own.weight, self.neighbour.weight], dim=1)
         return functional.linear(both, weight, self.neighbour.bias)
 

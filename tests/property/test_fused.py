@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from horovod_trainer.aggregate import Hop, aggregate_torch
 from horovod_trainer.counters import dropout_mask
-from horovod_trainer.fused import Entering, activate, hop_layer
+from horovod_trainer.fused import Entering, activate, hop_layer, roomy, stored_layer
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -83,3 +83,27 @@ def test_hop_layer(hop: Hop, width: int, out: int, relu: bool, p: float, leaf: b
     torch.autograd.backward((want * weight).sum())
     for a, b in list(zip(ours, plain, strict=True))[0 if leaf else 1 :]:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 5, 1000])
+def test_stored_layer(rows: int, leaf: bool) -> None:
+    parts = [normal(rows, 6, seed=1), normal(4, 3, seed=2), normal(4, seed=3), normal(4, 3, seed=4)]
+    ours, plain = ([part.clone().requires_grad_() for part in parts] for _ in range(2))
+    ours[0].requires_grad_(leaf)
+    got = stored_layer(*ours)
+    both, neighbour, bias, own = plain
+    want = both[:, :3] @ own.t() + functional.linear(both[:, 3:], neighbour, bias)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.autograd.backward((got**2).sum())
+    torch.autograd.backward((want**2).sum())
+    for a, b in list(zip(ours, plain, strict=True))[0 if leaf else 1 :]:
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@given(rows=st.integers(0, 5000))
+def test_sizes_are_few_and_not_much_too_large(rows: int) -> None:
+    block = roomy(rows, 4)
+    assert block.shape == (rows, 4)
+    assert block.is_contiguous()
+    assert rows <= block.untyped_storage().nbytes() // 16 <= max(rows + rows // 7 + 1, 1)
