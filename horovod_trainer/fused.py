@@ -7,6 +7,7 @@ overwritten was made by the one function that reads it next; nothing else holds 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,11 @@ from numba import prange
 
 from horovod_trainer.aggregate import Hop, one_at_a_time, sum_rows, transpose
 from horovod_trainer.counters import TWO32, kept32
+from horovod_trainer.data.gather import Inputs
 from horovod_trainer.jit import parallel
 
+PART = 4096  # rows gathered at a time: 4 MiB of 256 columns
+LINE = 16  # floats of a cache line
 EPSILON = 1e-12  # torch.nn.functional.normalize's
 
 
@@ -29,12 +33,16 @@ class Entering:
     key: int = 0
 
 
-def stored_layer(both: torch.Tensor, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def stored_layer(
+    both: torch.Tensor | Inputs, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor
+) -> torch.Tensor:
     """Return rows @ own.T + neighbourhoods @ neighbour.T + bias, float32 [n, out], in one GEMM.
 
-    both: own rows and aggregated neighbourhoods side by side, [n, 2 in]; weights [out, in]; differentiable in all four.
+    both: own rows and aggregated neighbourhoods side by side, [n, 2 in], or where to gather them part by part; weights
+    [out, in]; differentiable in all tensors.
     """
-    out: torch.Tensor = _StoredLayer.apply(both, neighbour, bias, own)  # type: ignore[no-untyped-call]  # torch's
+    function = _GatheredLayer if isinstance(both, Inputs) else _StoredLayer
+    out: torch.Tensor = function.apply(both, neighbour, bias, own)  # type: ignore[no-untyped-call]  # torch's
     return out
 
 
@@ -70,11 +78,14 @@ def activate(x: torch.Tensor, *, normalise: bool, relu: bool, p: float, key: int
 def roomy(rows: int, columns: int) -> torch.Tensor:
     """Return float32 [rows, columns] with any content, on memory of a size that the next micro-batch asks for too.
 
-    No two micro-batches have as many nodes: sizes to the row would leave holes that the next one does not fit.
+    No two micro-batches have as many nodes: sizes to the row would leave holes that the next one does not fit. For the
+    same reason not torch.empty: glibc's aligned allocation does not fit into a hole that one of its own size left.
     """
     step = max(1, 1 << max(0, rows.bit_length() - 4))
-    whole = torch.empty(-(-rows // step) * step, columns)
-    return torch.empty(0).set_(whole.untyped_storage(), 0, (rows, columns))
+    floats = -(-rows // step) * step * columns
+    whole = np.empty(floats + LINE, np.float32)
+    first = -(whole.ctypes.data // 4) % LINE  # GEMMs like rows that begin with a cache line
+    return torch.from_numpy(whole[first : first + rows * columns].reshape(rows, columns))
 
 
 class _StoredLayer(torch.autograd.Function):
@@ -91,6 +102,36 @@ class _StoredLayer(torch.autograd.Function):
         both, weight = ctx.saved_tensors
         own, neighbour = (grad.t() @ both).chunk(2, dim=1)
         return grad @ weight if ctx.needs_input_grad[0] else None, neighbour, grad.sum(0), own
+
+
+class _GatheredLayer(torch.autograd.Function):
+    """_StoredLayer over parts of PART rows: two gathers instead of the whole in memory from one to the other."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Inputs, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        weight = torch.cat([own, neighbour], dim=1)
+        ctx.both = both
+        out = roomy(both.shape[0], len(weight))
+        for first, part in _parts(both):
+            torch.addmm(bias, part, weight.t(), out=out[first : first + len(part)])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight = torch.zeros(grad.shape[1], ctx.both.shape[1])
+        for first, part in _parts(ctx.both):
+            weight.addmm_(grad[first : first + len(part)].t(), part)
+        own, neighbour = weight.chunk(2, dim=1)
+        return None, neighbour, grad.sum(0), own
+
+
+def _parts(both: Inputs) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield (first row, rows) in order; each lasts until the next."""
+    rows, columns = both.shape
+    buffer = np.empty((min(rows, PART), columns), np.float32)
+    for first in range(0, rows, PART):
+        last = min(first + PART, rows)
+        yield first, torch.from_numpy(both.part(first, last, buffer[: last - first]))
 
 
 class _HopLayer(torch.autograd.Function):
@@ -112,18 +153,21 @@ class _HopLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, aggregated, neighbour, own = ctx.saved_tensors
         hop: Hop = ctx.hop
-        back = None
+        back, own_weight = None, grad.t() @ h[: hop.num_dst]
         if ctx.needs_input_grad[0]:  # the inputs of the deepest layer have none, and are the most
             back = _back_through(grad @ neighbour, grad @ own, hop, h, ctx.entering)
-        return back, None, grad.t() @ aggregated, grad.sum(0), grad.t() @ h[: hop.num_dst], None
+        return back, None, grad.t() @ aggregated, grad.sum(0), own_weight, None
 
 
 def _back_through(
     aggregated: torch.Tensor, own: torch.Tensor, hop: Hop, h: torch.Tensor, entering: Entering | None
 ) -> torch.Tensor:
-    """Return the gradient [num_src, in] of a hop's input, before its activation, from those of its two readers."""
+    """Return the gradient [num_src, in] of a hop's input, before its activation, from those of its two readers.
+
+    An input that the layer activated is its own, and read here for the last time: the gradient takes its place.
+    """
     indptr, rows = transpose(hop.indptr, hop.cols, hop.num_src)
-    out = roomy(*h.shape)
+    out = roomy(*h.shape) if entering is None else h.detach()
     keep = 1.0 - (entering.p if entering else 0.0)
     with one_at_a_time:
         _hop_back(
@@ -204,19 +248,16 @@ def _activate_back(unit: Any, out: Any, norms: Any, relu: Any, p: Any, grad: Any
 def _hop_back(
     indptr: Any, rows: Any, scale: Any, aggregated: Any, own: Any, h: Any, activated: Any, factor: Any, out: Any
 ) -> None:
-    """Add up what a node's readers send back, and take it through the activation, while the row is in cache."""
+    """Add up what a node's readers send back and take it through the activation; `out` may be `h` itself."""
     width = out.shape[1]
     for s in prange(out.shape[0]):
+        total = np.zeros(width, np.float32)
         if s < own.shape[0]:
             for f in range(width):
-                out[s, f] = own[s, f]
-        else:
-            for f in range(width):
-                out[s, f] = np.float32(0)
+                total[f] = own[s, f]
         for e in range(indptr[s], indptr[s + 1]):
             d = max(rows[e], 0)
             for f in range(width):
-                out[s, f] += scale[d] * aggregated[d, f]
-        if activated:  # what ReLU or dropout set to zero is zero in h
-            for f in range(width):
-                out[s, f] = out[s, f] * factor if h[s, f] > 0 else np.float32(0)
+                total[f] += scale[d] * aggregated[d, f]
+        for f in range(width):  # what ReLU or dropout set to zero is zero in h
+            out[s, f] = (total[f] * factor if h[s, f] > 0 else np.float32(0)) if activated else total[f]

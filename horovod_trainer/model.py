@@ -11,7 +11,7 @@ from torch.nn import functional
 from horovod_trainer.aggregate import Hop, aggregate
 from horovod_trainer.config import ModelSection
 from horovod_trainer.counters import derive_key, dropout_mask
-from horovod_trainer.data.gather import Aggregator
+from horovod_trainer.data.gather import Aggregator, Inputs
 from horovod_trainer.fused import Entering, activate, hop_layer, stored_layer
 
 
@@ -34,9 +34,9 @@ class SageLayer(nn.Module):
         out = self.combine(own, aggregated)
         return functional.normalize(out, dim=-1) if self.normalise else out
 
-    def side_by_side(self, both: torch.Tensor) -> torch.Tensor:
+    def side_by_side(self, both: torch.Tensor | Inputs) -> torch.Tensor:
         """Return `combine` of own rows and aggregated neighbourhoods that lie side by side, [n, 2 width_in]: one GEMM."""
-        if both.device.type == "cpu":
+        if isinstance(both, Inputs) or both.device.type == "cpu":
             return stored_layer(both, self.neighbour.weight, self.neighbour.bias, self.own.weight)
         weight = torch.cat([self.own.weight, self.neighbour.weight], dim=1)
         return functional.linear(both, weight, self.neighbour.bias)
@@ -93,25 +93,29 @@ class Encoder(nn.Module):
         """Return layer `number`'s output as the next layer reads it: ReLU on all but the last layer."""
         return out if number == len(self.layers) - 1 else functional.relu(out)
 
-    def forward(self, x: torch.Tensor, stored_first_hop: bool, hops: list[Hop], drop: Dropout) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor | Inputs, stored_first_hop: bool, hops: list[Hop], drop: Dropout
+    ) -> torch.Tensor:  # fmt: skip
         """Return the seeds' embeddings [seeds, out].
 
         x: inputs of all nodes [n, F], or, with the stored first hop, [n, 2F]: beside each its exact aggregated
         neighbourhood; otherwise the deepest hop is sampled like the others. hops: from the seeds outwards.
         """
-        h = drop(x, self.input_dropout)
         inwards = list(reversed(hops))
         layers = [layer for layer in self.layers if isinstance(layer, SageLayer)]
+        if stored_first_hop:
+            h = layers[0].side_by_side(x)
+        elif isinstance(x, Inputs):
+            raise ValueError("Inputs come with the stored first hop")
+        else:
+            h = layers[0].sampled(drop(x, self.input_dropout), inwards.pop(0), self.aggregator)
         delayed = fusible(h, self.aggregator) and not self.normalise  # each layer activates what it reads
-        for number, layer in enumerate(layers):
-            if number == 0 and stored_first_hop:
-                h = layer.side_by_side(h)
+        for number, layer in enumerate(layers[1:]):
+            if delayed:
+                h = layer.sampled(h, inwards.pop(0), self.aggregator, Entering(*self._dropout(drop)))
             else:
-                entering = Entering(*self._dropout(drop)) if delayed and number > 0 else None
-                h = layer.sampled(h, inwards.pop(0), self.aggregator, entering)
-            if not delayed:
-                h = self._after(number, h, drop)
-        return h
+                h = layer.sampled(self._after(number, h, drop), inwards.pop(0), self.aggregator)
+        return self._after(len(layers) - 1, h, drop)
 
     def _dropout(self, drop: Dropout) -> tuple[float, int]:
         """Return the chance and the key of the next dropout between layers."""

@@ -17,6 +17,7 @@ from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config
 from horovod_trainer.console import counted, get_logger, progress, stage_progress
 from horovod_trainer.data.batches import MicroBatch, Recipe, prefetch
+from horovod_trainer.data.gather import Inputs
 from horovod_trainer.data.store import Store
 from horovod_trainer.documents import digest
 from horovod_trainer.errors import InvalidInput, Problem
@@ -271,7 +272,8 @@ def forward(
         return torch.from_numpy(array).to(device)
 
     hops = [Hop.of(block, model.encoder.aggregator) for block in batch.blocks]
-    h = model.encoder(tensor(batch.inputs), batch.stored_first_hop, hops, drop)
+    gathered_later = isinstance(batch.inputs, Inputs) and device.type == "cpu"
+    h = model.encoder(batch.inputs if gathered_later else tensor(batch.dense()), batch.stored_first_hop, hops, drop)
     # picked at once: each pick's gradient is a table of all rows
     wanted = np.concatenate([batch.source, batch.target, batch.tails.ravel()])
     a, b, tails = h.index_select(0, tensor(wanted)).split([len(batch.source), len(batch.target), batch.tails.size])

@@ -83,11 +83,11 @@ def check_micro_batch(recipe: Recipe, batch: MicroBatch) -> None:
         seeds = block.num_src
     assert seeds == len(nodes)
     width = recipe.features.width
-    np.testing.assert_array_equal(batch.inputs[:, :width], recipe.features.values[nodes].astype(np.float32))
+    np.testing.assert_array_equal(batch.dense()[:, :width], recipe.features.values[nodes].astype(np.float32))
     if recipe.stored_first_hop is None:
         assert batch.inputs.shape[1] == width
         return
-    stored = batch.inputs[:, width:]
+    stored = batch.dense()[:, width:]
     want = first_hop(rows, recipe.features.values, recipe.stored_first_hop)[nodes]
     np.testing.assert_allclose(stored, want, rtol=1e-5, atol=1e-5)
     for local, node in enumerate(nodes):

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from horovod_trainer.counters import Stream, derive_key, permutation
 from horovod_trainer.data.exclusion import Exclusion, exclude_pairs, no_exclusion
-from horovod_trainer.data.gather import Aggregator, Features
+from horovod_trainer.data.gather import Aggregator, Features, Inputs
 from horovod_trainer.data.negatives import Candidates, Negatives, draw_shared, draw_uniform
 from horovod_trainer.data.sampler import Block, Graph, NodeTable, sample_blocks
+
+
+LARGE = 2**23  # of n * F: beyond 64 MiB inputs are gathered by the layer that reads them, and again in its backward
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Schedule:
 class MicroBatch:
     """What one forward and backward needs, in local ids of `nodes`; arrays as named in their modules.
 
-    inputs: float32 [n, F], or [n, 2F] with every node's exact first-hop neighbourhood beside its own row; it lies in
-    the buffer that `build` was given.
+    inputs: float32 [n, F], or [n, 2F] with every node's exact first-hop neighbourhood beside its own row, in the buffer
+    that `build` was given; a large [n, 2F] comes as `Inputs`, to be gathered in parts.
     """
 
     micro: int
@@ -76,10 +79,14 @@ class MicroBatch:
     tails: NDArray[np.int32]
     negatives: Negatives
     blocks: list[Block]
-    inputs: NDArray[np.float32]
+    inputs: NDArray[np.float32] | Inputs
     stored_first_hop: bool
     excluded_pairs: int
     dropout_key: int
+
+    def dense(self) -> NDArray[np.float32]:
+        """Return the inputs as one array, gathered now where they are not."""
+        return self.inputs.part(0, len(self.nodes)) if isinstance(self.inputs, Inputs) else self.inputs
 
 
 class Buffer:
@@ -149,12 +156,14 @@ class Recipe:
             return no_exclusion()
         return exclude_pairs(endpoints, source.astype(np.int64), target.astype(np.int64), self.graph.num_nodes)
 
-    def _inputs(self, nodes: NDArray[np.int32], exclusion: Exclusion, buffer: Buffer) -> NDArray[np.float32]:
+    def _inputs(
+        self, nodes: NDArray[np.int32], exclusion: Exclusion, buffer: Buffer
+    ) -> NDArray[np.float32] | Inputs:  # fmt: skip
         width = self.features.width
         if self.stored_first_hop is None:
             return self.features.rows(nodes, buffer.take(len(nodes), width))
-        out = buffer.take(len(nodes), 2 * width)
-        return self.features.both(self.graph, nodes, exclusion, self.stored_first_hop, out)
+        later = Inputs(self.features, self.graph, nodes, exclusion, self.stored_first_hop)
+        return later if len(nodes) * width > LARGE else later.part(0, len(nodes), buffer.take(len(nodes), 2 * width))
 
 
 def prefetch(recipe: Recipe, work: Sequence[tuple[int, int, int]], ahead: int) -> Iterator[MicroBatch]:

@@ -72,17 +72,20 @@ class Features:
 
     def both(
         self, graph: Graph, nodes: NDArray[np.int32], exclusion: Exclusion, aggregator: Aggregator,
-        out: NDArray[np.float32] | None = None,
+        out: NDArray[np.float32] | None = None, first: int = 0,
     ) -> NDArray[np.float32]:  # fmt: skip
-        """Return `rows` and `neighbourhood` side by side, float32 [n, 2F]: layer 1 is one product with them."""
+        """Return `rows` and `neighbourhood` side by side, float32 [n, 2F]: layer 1 is one product with them.
+
+        first: the local id of nodes[0], by which the exclusion knows them.
+        """
         out = np.empty((len(nodes), 2 * self.width), np.float32) if out is None else out
         _gather(*readable(self.values), nodes, out)
-        self._write_neighbourhood(graph, nodes, exclusion, aggregator, out, self.width)
+        self._write_neighbourhood(graph, nodes, exclusion, aggregator, out, self.width, first)
         return out
 
     def _write_neighbourhood(
         self, graph: Graph, nodes: NDArray[np.int32], exclusion: Exclusion, aggregator: Aggregator,
-        out: NDArray[np.float32], column: int,
+        out: NDArray[np.float32], column: int, first: int = 0,
     ) -> None:  # fmt: skip
         """Write to out[:, column : column + F] (a slice of columns as argument would cost the kernels their vectors)."""
         stored = self.neighbour_max if aggregator == "max" else self.neighbour_sum
@@ -92,8 +95,32 @@ class Features:
         kernel = _first_hop_max if aggregator == "max" else _first_hop_sum
         kernel(
             graph.indptr, graph.indices, *readable(self.values), stored, nodes, exclusion.indptr,
-            exclusion.partners, aggregator == "mean", scratch, out, column,
+            exclusion.partners, aggregator == "mean", scratch, out, column, first,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What layer 1 reads of a micro-batch's `nodes`, [n, 2F] as in `Features.both`, gathered in parts when it is read.
+
+    For a micro-batch of three hops the whole would be the largest block in memory, and twice with one sampled ahead.
+    """
+
+    features: Features
+    graph: Graph
+    nodes: NDArray[np.int32]
+    exclusion: Exclusion
+    aggregator: Aggregator
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.nodes), 2 * self.features.width
+
+    def part(self, first: int, last: int, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Return rows first .. last - 1, float32 [last - first, 2F], in `out` when given."""
+        nodes = self.nodes[first:last]
+        return self.features.both(self.graph, nodes, self.exclusion, self.aggregator, out, first)
 
 
 def aggregate_range(
@@ -144,15 +171,17 @@ def _gather(values: Any, half: Any, nodes: Any, out: Any) -> None:
 @compiled
 def _first_hop_sum(
     indptr: Any, indices: Any, values: Any, half: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
-    mean: Any, scratch: Any, out: Any, column: Any,
+    mean: Any, scratch: Any, out: Any, column: Any, first: Any,
 ) -> None:  # fmt: skip
     width, column = values.shape[1], max(column, 0)  # numba then sees that no index is negative: four times as fast
     for i in range(nodes.shape[0]):
         node = max(nodes[i], 0)
         start, stop = indptr[node], indptr[node + 1]
         num_excluded = 0
-        if i + 1 < ex_indptr.shape[0]:  # an endpoint of a target pair; asked here, the call is saved for all others
-            num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
+        if (
+            first + i + 1 < ex_indptr.shape[0]
+        ):  # an endpoint of a target pair; asked here, the call is saved for all others
+            num_excluded = excluded_positions(indices, start, stop, first + i, ex_indptr, ex_partners, scratch)
         left = stop - start - num_excluded
         scale = np.float32(1.0) / np.float32(left) if mean and left > 0 else np.float32(1.0)
         if left == 0:  # exactly zero, not what rounding leaves of a subtraction
@@ -184,12 +213,12 @@ def _first_hop_sum(
 @compiled
 def _first_hop_max(
     indptr: Any, indices: Any, values: Any, half: Any, stored: Any, nodes: Any, ex_indptr: Any, ex_partners: Any,
-    mean: Any, scratch: Any, out: Any, column: Any,
+    mean: Any, scratch: Any, out: Any, column: Any, first: Any,
 ) -> None:  # fmt: skip
     for i in range(nodes.shape[0]):
         node = nodes[i]
         start, stop = indptr[node], indptr[node + 1]
-        num_excluded = excluded_positions(indices, start, stop, i, ex_indptr, ex_partners, scratch)
+        num_excluded = excluded_positions(indices, start, stop, first + i, ex_indptr, ex_partners, scratch)
         if num_excluded == 0:
             for f in range(values.shape[1]):
                 out[i, column + f] = stored[node, f]

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_trainer.counters import Stream, derive_key
+from horovod_trainer.data import batches
 from horovod_trainer.data.batches import Buffer, MicroBatch, Recipe, Schedule, prefetch
 from horovod_trainer.data.exclusion import no_exclusion
+from horovod_trainer.data.gather import Inputs
 from horovod_trainer.data.negatives import draw_uniform
 from horovod_trainer.data.sampler import sample_blocks
 from tests.graphs import World, random_pairs, worlds
@@ -168,10 +170,10 @@ def test_a_micro_batch_lies_in_the_buffer_it_was_given() -> None:
     buffer = Buffer()
     buffer.take(100, recipe.features.width)  # room for any of them
     first = recipe.build(*work[0], buffer)
-    kept = first.inputs.copy()
+    kept = first.dense().copy()
     other = recipe.build(*work[1], buffer)
-    assert np.shares_memory(first.inputs, other.inputs)
-    np.testing.assert_array_equal(recipe.build(*work[0]).inputs, kept)
+    assert np.shares_memory(first.dense(), other.dense())
+    np.testing.assert_array_equal(recipe.build(*work[0]).dense(), kept)
 
 
 class Broken(Recipe):
@@ -187,16 +189,30 @@ class Broken(Recipe):
 def test_prefetch_raises_where_the_batch_would_have_come(ahead: int) -> None:
     recipe, work = tiny()
     broken = Broken(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
-    batches = prefetch(broken, work, ahead)
-    assert [next(batches).micro for _ in range(2)] == [0, 1]
+    coming = prefetch(broken, work, ahead)
+    assert [next(coming).micro for _ in range(2)] == [0, 1]
     with pytest.raises(FloatingPointError, match="no such batch"):
-        next(batches)
+        next(coming)
     assert not [thread for thread in threading.enumerate() if thread.name == "sampler"]
 
 
 def test_prefetch_left_early_ends_its_thread() -> None:
     recipe, work = tiny()
-    batches = prefetch(recipe, work, 1)
-    next(batches)
-    batches.close()  # type: ignore[attr-defined]  # a generator, typed as an iterator
+    coming = prefetch(recipe, work, 1)
+    next(coming)
+    coming.close()  # type: ignore[attr-defined]  # a generator, typed as an iterator
     assert not [thread for thread in threading.enumerate() if thread.name == "sampler"]
+
+
+def test_large_inputs_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows, exclusions at their own nodes included, in whatever parts."""
+    world = World(60, random_pairs(1, 60, 300))
+    small = world.recipe(batch_size=20, fanouts=(3, 2), stored="mean").build(0, 0, 0)
+    monkeypatch.setattr(batches, "LARGE", 0)
+    large = world.recipe(batch_size=20, fanouts=(3, 2), stored="mean").build(0, 0, 0)
+    assert isinstance(large.inputs, Inputs)
+    assert not isinstance(small.inputs, Inputs)
+    assert large.excluded_pairs > 0
+    np.testing.assert_array_equal(large.dense(), small.inputs)
+    parts = [large.inputs.part(first, min(first + 7, len(large.nodes))) for first in range(0, len(large.nodes), 7)]
+    np.testing.assert_array_equal(np.concatenate(parts), small.inputs)

@@ -237,7 +237,7 @@ def test_forward_scores_the_pairs_it_names(decoder: Any, shared: bool) -> None:
     model = LinkPredictor(ModelSection(hidden=4, out=4, decoder=decoder, decoder_hidden=4), 3, 0)
     pos, neg, mask = forward(model, batch, recipe, torch.device("cpu"))
     hops = [Hop.of(block, "mean") for block in batch.blocks]
-    h = dict(zip(batch.nodes.tolist(), model.encoder(torch.from_numpy(batch.inputs), False, hops, OFF), strict=False))
+    h = dict(zip(batch.nodes.tolist(), model.encoder(torch.from_numpy(batch.dense()), False, hops, OFF), strict=False))
     edges = recipe.schedule.edges(0, 0, 0)
     for i, (u, v) in enumerate(zip(recipe.edge_source[edges], recipe.edge_target[edges], strict=True)):
         torch.testing.assert_close(pos[i], model.decoder(h[int(u)], h[int(v)], OFF))
