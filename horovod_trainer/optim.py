@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
+from torch.optim.adam import adam
 
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import OptimSection
@@ -59,10 +60,27 @@ class FlatGradients:
             self.gradients.mul_(limit / norm)
 
 
-def build_optimizer(config: OptimSection, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return Adam or AdamW over the parameters."""
-    kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+class Adam:
+    """Adam (Kingma, Ba 2015) or AdamW (Loshchilov, Hutter 2019) by torch's fused kernel, and their state.
+
+    torch.optim's classes do the same, and load torch's compiler at their first step: 44 MiB and a second a rank.
+    """
+
+    def __init__(self, config: OptimSection, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.weight_decay, self.decoupled = config.weight_decay, config.kind == "adamw"
+        self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+        self.steps = [torch.zeros((), device=p.device) for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Move every parameter by its gradient, as torch.optim.Adam with its default betas and epsilon."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        adam(
+            list(self.parameters), gradients, self.first, self.second, [], self.steps, fused=True,
+            decoupled_weight_decay=self.decoupled, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr,
+            weight_decay=self.weight_decay, eps=1e-8, maximize=False,
+        )  # fmt: skip
 
 
 def learning_rate(config: OptimSection, step: int, total_steps: int, micro_batches: int) -> float:
@@ -80,9 +98,3 @@ def learning_rate(config: OptimSection, step: int, total_steps: int, micro_batch
     if config.schedule == "linear":
         return base * (1.0 - progress)
     return base * 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else base
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group this learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr

@@ -24,7 +24,7 @@ from horovod_trainer.errors import InvalidInput, Problem
 from horovod_trainer.jit import compiled_before
 from horovod_trainer.loss import balanced_correct, link_loss
 from horovod_trainer.model import Dropout, LinkPredictor
-from horovod_trainer.optim import FlatGradients, build_optimizer, learning_rate, set_learning_rate
+from horovod_trainer.optim import Adam, FlatGradients, learning_rate
 from horovod_trainer.telemetry import PhaseTimers, Telemetry
 from horovod_trainer.world import check_agreement, check_placement
 
@@ -63,7 +63,7 @@ class Trainer:
         self.model = build_model(config, self.recipe.features.width).to(self.device)
         comm.broadcast_([*self.model.parameters(), *self.model.buffers()])
         self.flat = FlatGradients(self.model.parameters(), len(SUMS))
-        self.optimizer = build_optimizer(config.optim, self.flat.parameters)
+        self.optimizer = Adam(config.optim, self.flat.parameters)
         self.validation = build_evaluator(config, store, comm, threads, "valid")
         self.timers = PhaseTimers()
         self.progress = Progress()
@@ -133,8 +133,7 @@ class Trainer:
             norm = self.flat.agree_finite(f"epoch {epoch + 1}, step {self.progress.step + 1}")
             self.flat.clip(norm, self.config.optim.clip_norm)
             lr = learning_rate(self.config.optim, self.progress.step, self.total_steps, self.schedule.micro_batches)
-            set_learning_rate(self.optimizer, lr)
-            self.optimizer.step()
+            self.optimizer.step(lr)
         self.timers.step_done()
         return sums | {"positives": positives, "lr": lr, "gradient_norm": norm}
 
