@@ -1,5 +1,5 @@
 # Everything goes into .venv; each target makes what it needs first, and a second call is quick.
-# Variables: PYTHON (>= 3.11), NP ranks, CONFIG, ARGS for prepare and train (-s section.key=value), DATA for quality, TORCH_INDEX (empty: PyPI, CUDA).
+# Variables: PYTHON (>= 3.11), NP ranks, CONFIG, ARGS for prepare and train (-s section.key=value), DATA for quality, NAME and ARGS for bench, WORKERS for scaling, TORCH_INDEX (empty: PyPI, CUDA).
 
 PYTHON ?= python3
 NP ?= 2
@@ -7,6 +7,8 @@ CONFIG ?= configs/pubmed.yaml
 ARGS ?=
 DATA ?= ../shared/data/pubmed-temporal
 SEEDS ?= 3
+NAME ?= throughput
+WORKERS ?= 1 2 4
 # TORCH_INDEX reaches docker/install.py through the environment; its default, PyTorch's public CPU index, is there.
 
 VENV := .venv
@@ -18,7 +20,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt $(wildcard docker/*.py docker/*
 RUN_READY := $(VENV)/.ready-run
 TEST_READY := $(VENV)/.ready-test
 
-.PHONY: train test quick check quality clean help
+.PHONY: train test quick check quality bench-setup bench scaling clean help
 
 train: $(RUN_READY) ## train PubMed's citations on NP ranks of this machine, from nothing
 	@python -m horovod_trainer prepare -c $(CONFIG) $(ARGS)
@@ -36,6 +38,17 @@ check: $(RUN_READY) ## what this machine and build can do, and what to fix
 quality: $(RUN_READY) ## train DATA with SEEDS seeds on 2 ranks; the last line is one JSON object
 	@python benchmarks/quality.py --data $(DATA) --num-proc 2 --seeds $(SEEDS)
 
+bench-setup: $(RUN_READY) ## build the peers' environment and the big graph, once, outside the clone (an hour on 2 cores)
+	@python -m benchmarks.setup_peers
+	@python -m horovod_trainer prepare -c benchmarks/citation2-size.yaml -s data.store="$$(python -m benchmarks.cache)/store"
+	@python -m benchmarks.make_csv
+
+bench: $(RUN_READY) ## run benchmark NAME: throughput time_to_quality memory evaluate prepare scaling startup
+	@python -m benchmarks.$(subst -,_,$(NAME)) $(ARGS)
+
+scaling: $(RUN_READY) ## train on WORKERS ranks in turn, against the ceiling and a model of more
+	@python -m benchmarks.scaling --workers "$(WORKERS)"
+
 $(RUN_READY): $(INSTALL_INPUTS)
 	@export PATH="$(SYSTEM_PATH)"; python=$$(docker/find_python.sh $(PYTHON)) && "$$python" -m docker.install --extras horovod,data
 	@touch $@
@@ -49,4 +62,4 @@ clean: ## remove the environment and the tools' caches; data, runs and the Horov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

@@ -36,3 +36,7 @@ def _made(path: Path) -> Path:
     if not path.exists():
         sys.exit(f"{path} is not there: run `make bench-setup` first (about an hour on 2 cores, once)")
     return path
+
+
+if __name__ == "__main__":
+    print(folder())
