@@ -22,21 +22,27 @@ from horovod_trainer.jit import parallel
 
 PART = 4096  # rows gathered at a time: 4 MiB of 256 columns
 LINE = 16  # floats of a cache line
+BLOCK = 512  # rows whose column sums are added up before those of all
 EPSILON = 1e-12  # torch.nn.functional.normalize's
+_NONE = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
 class Entering:
-    """What happens to a layer's input before it is read: ReLU, then dropout with chance p and the mask of `key`."""
+    """What happens to a layer's input before it is read: bias [in], ReLU, dropout with chance p and the mask of `key`.
+
+    bias: of the layer before, when that left it out: one pass less over its output, and one over the gradient.
+    """
 
     p: float = 0.0
     key: int = 0
+    bias: torch.Tensor | None = None
 
 
 def stored_layer(
-    both: torch.Tensor | Inputs, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor
+    both: torch.Tensor | Inputs, neighbour: torch.Tensor, bias: torch.Tensor | None, own: torch.Tensor
 ) -> torch.Tensor:
-    """Return rows @ own.T + neighbourhoods @ neighbour.T + bias, float32 [n, out], in one GEMM.
+    """Return rows @ own.T + neighbourhoods @ neighbour.T (+ bias), float32 [n, out], in one GEMM.
 
     both: own rows and aggregated neighbourhoods side by side, [n, 2 in], or where to gather them part by part; weights
     [out, in]; differentiable in all tensors.
@@ -56,10 +62,11 @@ def hop_layer(
 ) -> torch.Tensor:
     """Return aggregate(h) @ neighbour.T + bias + h[:num_dst] @ own.T: float32 [num_dst, out], from h [num_src, in].
 
-    neighbour and own: weights [out, in]; differentiable in all four tensors. With `entering`, h is overwritten by its
+    neighbour and own: weights [out, in]; differentiable in all tensors. With `entering`, h is overwritten by its
     activation first, and nobody else may read it.
     """
-    out: torch.Tensor = _HopLayer.apply(h, hop, neighbour, bias, own, entering)  # type: ignore[no-untyped-call]  # torch's
+    before = None if entering is None else entering.bias  # an argument of its own, so that autograd sees it
+    out: torch.Tensor = _HopLayer.apply(h, hop, neighbour, bias, own, entering, before)  # type: ignore[no-untyped-call]  # torch's
     return out
 
 
@@ -91,29 +98,32 @@ def roomy(rows: int, columns: int) -> torch.Tensor:
 class _StoredLayer(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, both: torch.Tensor, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor
+        ctx: Any, both: torch.Tensor, neighbour: torch.Tensor, bias: torch.Tensor | None, own: torch.Tensor
     ) -> torch.Tensor:
         weight = torch.cat([own, neighbour], dim=1)
         ctx.save_for_backward(both, weight)
-        return torch.addmm(bias, both, weight.t(), out=roomy(len(both), len(weight)))
+        return _affine(both, weight, bias, roomy(len(both), len(weight)))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         both, weight = ctx.saved_tensors
         own, neighbour = (grad.t() @ both).chunk(2, dim=1)
-        return grad @ weight if ctx.needs_input_grad[0] else None, neighbour, grad.sum(0), own
+        inputs = grad @ weight if ctx.needs_input_grad[0] else None
+        return inputs, neighbour, grad.sum(0) if ctx.needs_input_grad[2] else None, own
 
 
 class _GatheredLayer(torch.autograd.Function):
     """_StoredLayer over parts of PART rows: two gathers instead of the whole in memory from one to the other."""
 
     @staticmethod
-    def forward(ctx: Any, both: Inputs, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, both: Inputs, neighbour: torch.Tensor, bias: torch.Tensor | None, own: torch.Tensor
+    ) -> torch.Tensor:
         weight = torch.cat([own, neighbour], dim=1)
         ctx.both = both
         out = roomy(both.shape[0], len(weight))
         for first, part in _parts(both):
-            torch.addmm(bias, part, weight.t(), out=out[first : first + len(part)])
+            _affine(part, weight, bias, out[first : first + len(part)])
         return out
 
     @staticmethod
@@ -122,7 +132,13 @@ class _GatheredLayer(torch.autograd.Function):
         for first, part in _parts(ctx.both):
             weight.addmm_(grad[first : first + len(part)].t(), part)
         own, neighbour = weight.chunk(2, dim=1)
-        return None, neighbour, grad.sum(0), own
+        return None, neighbour, grad.sum(0) if ctx.needs_input_grad[2] else None, own
+
+
+def _affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
 
 
 def _parts(both: Inputs) -> Iterator[tuple[int, torch.Tensor]]:
@@ -138,12 +154,13 @@ class _HopLayer(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: torch.Tensor, hop: Hop, neighbour: torch.Tensor, bias: torch.Tensor, own: torch.Tensor,
-        entering: Entering | None,
+        entering: Entering | None, before: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         if entering is not None:
             values = h.detach().numpy()
+            shift = _NONE if before is None else before.detach().numpy()
             with one_at_a_time:
-                _activate(values, np.empty(0, np.float32), True, entering.p, np.uint64(entering.key), values)
+                _activate(values, shift, _NONE, True, entering.p, np.uint64(entering.key), values)
         aggregated = sum_rows(h, hop)
         ctx.hop, ctx.entering = hop, entering
         ctx.save_for_backward(h, aggregated, neighbour, own)
@@ -153,28 +170,30 @@ class _HopLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, aggregated, neighbour, own = ctx.saved_tensors
         hop: Hop = ctx.hop
-        back, own_weight = None, grad.t() @ h[: hop.num_dst]
+        back, columns, own_weight = None, None, grad.t() @ h[: hop.num_dst]
         if ctx.needs_input_grad[0]:  # the inputs of the deepest layer have none, and are the most
-            back = _back_through(grad @ neighbour, grad @ own, hop, h, ctx.entering)
-        return back, None, grad.t() @ aggregated, grad.sum(0), own_weight, None
+            back, columns = _back_through(grad @ neighbour, grad @ own, hop, h, ctx.entering)
+        return back, None, grad.t() @ aggregated, grad.sum(0), own_weight, None, columns
 
 
 def _back_through(
     aggregated: torch.Tensor, own: torch.Tensor, hop: Hop, h: torch.Tensor, entering: Entering | None
-) -> torch.Tensor:
-    """Return the gradient [num_src, in] of a hop's input, before its activation, from those of its two readers.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the gradients of a hop's input before its activation, [num_src, in], and of the bias entering there, [in].
 
     An input that the layer activated is its own, and read here for the last time: the gradient takes its place.
     """
     indptr, rows = transpose(hop.indptr, hop.cols, hop.num_src)
     out = roomy(*h.shape) if entering is None else h.detach()
+    with_bias = entering is not None and entering.bias is not None
+    sums = np.zeros((-(-len(h) // BLOCK) if with_bias else 0, h.shape[1]), np.float32)
     keep = 1.0 - (entering.p if entering else 0.0)
     with one_at_a_time:
         _hop_back(
             indptr, rows, hop.scale, aggregated.numpy(), own.numpy(), h.detach().numpy(), entering is not None,
-            np.float32(1.0 / keep), out.numpy(),
+            np.float32(1.0 / keep), out.numpy(), sums,
         )  # fmt: skip
-    return out
+    return out, torch.from_numpy(sums.sum(0)) if with_bias else None
 
 
 class _Activate(torch.autograd.Function):
@@ -184,7 +203,7 @@ class _Activate(torch.autograd.Function):
         # the gradient of the norm needs the signs that a ReLU takes away; without a norm, the result says it all
         out = torch.empty_like(x) if normalise and relu else x
         with one_at_a_time:
-            _activate(x.detach().numpy(), norms.numpy(), relu, p, np.uint64(key), out.detach().numpy())
+            _activate(x.detach().numpy(), _NONE, norms.numpy(), relu, p, np.uint64(key), out.detach().numpy())
         if out is x:
             ctx.mark_dirty(x)
         ctx.relu, ctx.p = relu, p
@@ -204,10 +223,13 @@ class _Activate(torch.autograd.Function):
 
 
 @parallel
-def _activate(x: Any, norms: Any, relu: Any, p: Any, key: Any, out: Any) -> None:
+def _activate(x: Any, shift: Any, norms: Any, relu: Any, p: Any, key: Any, out: Any) -> None:
     width = x.shape[1]
     scale, threshold = np.float32(1.0 / (1.0 - p)), np.uint64(p * TWO32)
     for i in prange(x.shape[0]):
+        if shift.shape[0] > 0:
+            for f in range(width):
+                x[i, f] += shift[f]
         if norms.shape[0] > 0:
             square = x[i, 0] * x[i, 0]
             for f in range(1, width):
@@ -246,18 +268,25 @@ def _activate_back(unit: Any, out: Any, norms: Any, relu: Any, p: Any, grad: Any
 
 @parallel
 def _hop_back(
-    indptr: Any, rows: Any, scale: Any, aggregated: Any, own: Any, h: Any, activated: Any, factor: Any, out: Any
-) -> None:
-    """Add up what a node's readers send back and take it through the activation; `out` may be `h` itself."""
-    width = out.shape[1]
-    for s in prange(out.shape[0]):
+    indptr: Any, rows: Any, scale: Any, aggregated: Any, own: Any, h: Any, activated: Any, factor: Any, out: Any,
+    sums: Any,
+) -> None:  # fmt: skip
+    """Add up what a node's readers send back and take it through the activation; `out` may be `h` itself.
+
+    sums [blocks, in]: the columns' sums of every BLOCK rows, unless empty; blocks, so that threads change no bit.
+    """
+    width, count = out.shape[1], out.shape[0]
+    for block in prange((count + BLOCK - 1) // BLOCK):
         total = np.zeros(width, np.float32)
-        if s < own.shape[0]:
+        for s in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
             for f in range(width):
-                total[f] = own[s, f]
-        for e in range(indptr[s], indptr[s + 1]):
-            d = max(rows[e], 0)
-            for f in range(width):
-                total[f] += scale[d] * aggregated[d, f]
-        for f in range(width):  # what ReLU or dropout set to zero is zero in h
-            out[s, f] = (total[f] * factor if h[s, f] > 0 else np.float32(0)) if activated else total[f]
+                total[f] = own[s, f] if s < own.shape[0] else np.float32(0)
+            for e in range(indptr[s], indptr[s + 1]):
+                d = max(rows[e], 0)
+                for f in range(width):
+                    total[f] += scale[d] * aggregated[d, f]
+            for f in range(width):  # what ReLU or dropout set to zero is zero in h
+                out[s, f] = (total[f] * factor if h[s, f] > 0 else np.float32(0)) if activated else total[f]
+            if sums.shape[0] > 0:
+                for f in range(width):
+                    sums[block, f] += out[s, f]

@@ -34,24 +34,27 @@ class SageLayer(nn.Module):
         out = self.combine(own, aggregated)
         return functional.normalize(out, dim=-1) if self.normalise else out
 
-    def side_by_side(self, both: torch.Tensor | Inputs) -> torch.Tensor:
+    def side_by_side(self, both: torch.Tensor | Inputs, with_bias: bool) -> torch.Tensor:
         """Return `combine` of own rows and aggregated neighbourhoods that lie side by side, [n, 2 width_in]: one GEMM."""
+        bias = self.neighbour.bias if with_bias else None
         if isinstance(both, Inputs) or both.device.type == "cpu":
-            return stored_layer(both, self.neighbour.weight, self.neighbour.bias, self.own.weight)
+            return stored_layer(both, self.neighbour.weight, bias, self.own.weight)
         weight = torch.cat([self.own.weight, self.neighbour.weight], dim=1)
-        return functional.linear(both, weight, self.neighbour.bias)
+        return functional.linear(both, weight, bias)
 
     def sampled(
         self, h: torch.Tensor, hop: Hop, aggregator: Aggregator, entering: Entering | None = None
     ) -> torch.Tensor:
         """Return [num_dst, width_out], not yet normalised, of a sampled hop over h [num_src, width_in]."""
-        if fusible(h, aggregator):
+        if _fusible(h, aggregator):
             return hop_layer(h, hop, self.neighbour.weight, self.neighbour.bias, self.own.weight, entering)
         return self.combine(h[: hop.num_dst], aggregate(h, hop, aggregator))
 
 
-def fusible(h: torch.Tensor, aggregator: Aggregator) -> bool:
+def _fusible(h: torch.Tensor | Inputs, aggregator: Aggregator) -> bool:
     """Return whether a hop over h runs in the fused kernels."""
+    if isinstance(h, Inputs):
+        return aggregator != "max"
     return h.device.type == "cpu" and aggregator != "max"
 
 
@@ -103,16 +106,20 @@ class Encoder(nn.Module):
         """
         inwards = list(reversed(hops))
         layers = [layer for layer in self.layers if isinstance(layer, SageLayer)]
+        # on CPU each layer activates what it reads, and adds the bias that layer 1 then leaves out
+        delayed = len(layers) > 1 and _fusible(x, self.aggregator) and not self.normalise
+        bias = None
         if stored_first_hop:
-            h = layers[0].side_by_side(x)
+            h = layers[0].side_by_side(x, with_bias=not delayed)
+            bias = layers[0].neighbour.bias
         elif isinstance(x, Inputs):
             raise ValueError("Inputs come with the stored first hop")
         else:
             h = layers[0].sampled(drop(x, self.input_dropout), inwards.pop(0), self.aggregator)
-        delayed = fusible(h, self.aggregator) and not self.normalise  # each layer activates what it reads
         for number, layer in enumerate(layers[1:]):
             if delayed:
-                h = layer.sampled(h, inwards.pop(0), self.aggregator, Entering(*self._dropout(drop)))
+                entering = Entering(*self._dropout(drop), bias if number == 0 else None)
+                h = layer.sampled(h, inwards.pop(0), self.aggregator, entering)
             else:
                 h = layer.sampled(self._after(number, h, drop), inwards.pop(0), self.aggregator)
         return self._after(len(layers) - 1, h, drop)

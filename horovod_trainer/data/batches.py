@@ -84,6 +84,12 @@ class MicroBatch:
     excluded_pairs: int
     dropout_key: int
 
+    def sums(self) -> list[float]:
+        """Return what is counted of it: pairs excluded, negatives drawn, masked, and citing; in the order of the log."""
+        negatives = self.negatives
+        masked = negatives.drawn - int(negatives.valid.sum())
+        return [float(self.excluded_pairs), float(negatives.drawn), float(masked), float(negatives.citing)]
+
     def dense(self) -> NDArray[np.float32]:
         """Return the inputs as one array, gathered now where they are not."""
         return self.inputs.part(0, len(self.nodes)) if isinstance(self.inputs, Inputs) else self.inputs

@@ -65,9 +65,9 @@ def hops(draw: st.DrawFn) -> Hop:
 @settings(deadline=None)  # the first example compiles
 @given(
     hop=hops(), width=st.integers(1, 5), out=st.integers(1, 5), relu=st.booleans(), p=st.sampled_from([0.0, 0.4]),
-    leaf=st.booleans(),
+    leaf=st.booleans(), with_bias=st.booleans(),
 )  # fmt: skip
-def test_hop_layer(hop: Hop, width: int, out: int, relu: bool, p: float, leaf: bool) -> None:
+def test_hop_layer(hop: Hop, width: int, out: int, relu: bool, p: float, leaf: bool, with_bias: bool) -> None:
     parts = [
         normal(hop.num_src, width, seed=1),
         normal(out, width, seed=2),
@@ -76,10 +76,13 @@ def test_hop_layer(hop: Hop, width: int, out: int, relu: bool, p: float, leaf: b
     ]
     ours, plain = ([part.clone().requires_grad_() for part in parts] for _ in range(2))
     ours[0].requires_grad_(leaf)
+    shifts = [normal(width, seed=6).requires_grad_() for _ in range(2)]
     weight = normal(hop.num_dst, out, seed=5)
-    got = hop_layer(ours[0] * 1.0, hop, ours[1], ours[2], ours[3], Entering(p, 7) if relu else None)
+    entering = Entering(p, 7, shifts[0] if with_bias else None) if relu else None
+    got = hop_layer(ours[0] * 1.0, hop, ours[1], ours[2], ours[3], entering)
     h, neighbour, bias, own = plain
     if relu:
+        h = h + shifts[1] if with_bias else h
         h = functional.relu(h) * torch.from_numpy(dropout_mask(7, p, h.numel())).view_as(h)
     want = functional.linear(aggregate_torch(h, hop, "mean"), neighbour, bias) + h[: hop.num_dst] @ own.t()
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -87,6 +90,8 @@ def test_hop_layer(hop: Hop, width: int, out: int, relu: bool, p: float, leaf: b
     torch.autograd.backward((want * weight).sum())
     for a, b in list(zip(ours, plain, strict=True))[0 if leaf else 1 :]:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+    if leaf and relu and with_bias:  # inputs that learn nothing have no layer before, and so no bias
+        torch.testing.assert_close(shifts[0].grad, shifts[1].grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("leaf", [True, False])
