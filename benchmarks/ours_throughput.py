@@ -16,6 +16,7 @@ from horovod_trainer.allocator import restart_tuned
 
 if TYPE_CHECKING:
     from horovod_trainer.data.batches import MicroBatch
+    from horovod_trainer.data.device_batches import DeviceBatch
     from horovod_trainer.train import Trainer
 
 Multiplication = tuple[int, int, int]  # [m, k] @ [k, n]
@@ -64,7 +65,7 @@ def build(config: Path, overrides: list[str]) -> Trainer:
 
 
 def timed(
-    trainer: Trainer, batches: Iterator[MicroBatch], warmup: int, steps: int
+    trainer: Trainer, batches: Iterator[MicroBatch | DeviceBatch], warmup: int, steps: int
 ) -> tuple[float, float, dict[str, float]]:
     """Return mean seconds of `steps` steps after `warmup` more, their processor's seconds, and seconds of each phase."""
     for step in range(warmup):

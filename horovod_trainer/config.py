@@ -89,6 +89,10 @@ class SamplingSection(Section):
     exclude_targets: bool = Field(True, description="keep the micro-batch's own target pairs out of message passing")
     neighbours: Literal["all", "not_later"] = "all"
     first_hop: Literal["auto", "sampled"] = Field("auto", description="auto uses the stored neighbour sums where exact")
+    sampler: Literal["auto", "cpu", "device"] = Field(
+        "auto",
+        description="where batches are made; auto: on a GPU, with the graph and features in its memory; else cpu",
+    )
 
     @field_validator("fanouts")
     @classmethod

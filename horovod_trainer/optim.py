@@ -39,7 +39,8 @@ class FlatGradients:
     def reduce(self, comm: Communicator) -> list[float]:
         """Sum gradients and sums over all ranks, in place; return the reduced sums."""
         comm.allreduce_(self.buffer)
-        return [float(value) for value in self.sums]
+        values: list[float] = self.sums.tolist()  # at once: on a GPU each look would wait for it
+        return values
 
     def agree_finite(self, where: str) -> float:
         """Return the norm of the reduced gradient; raises Diverged, on all ranks alike, when anything is not finite.
@@ -47,7 +48,7 @@ class FlatGradients:
         Judged after the reduction, where all ranks hold the same numbers, so no further collective is needed.
         """
         norm = float(torch.linalg.vector_norm(self.gradients))
-        bad = [float(value) for value in self.sums if not math.isfinite(float(value))]
+        bad = [value for value in self.sums.tolist() if not math.isfinite(value)]
         if math.isfinite(norm) and not bad:
             return norm
         what = "loss" if bad else "gradient"

@@ -17,8 +17,11 @@ from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config
 from horovod_trainer.console import counted, get_logger, progress, stage_progress
 from horovod_trainer.data.batches import MicroBatch, Recipe, prefetch
+from horovod_trainer.data.device_batches import DeviceBatch, DeviceRecipe
 from horovod_trainer.data.gather import Inputs
+from horovod_trainer.data.sampler import ALL
 from horovod_trainer.data.store import Store
+from horovod_trainer.device_forward import device_forward
 from horovod_trainer.documents import digest
 from horovod_trainer.errors import InvalidInput, Problem
 from horovod_trainer.jit import compiled_before
@@ -56,6 +59,7 @@ class Trainer:
         check_store(config, store)
         self.device = pick_device(config.train.device, comm.local_rank)
         self.recipe = build_recipe(config, store, comm.size)
+        self.resident = resident(self.recipe, config.sampling.sampler, self.device)
         self.schedule = self.recipe.schedule
         self.steps_per_epoch = self.schedule.steps_per_epoch
         self.total_steps = min(config.train.epochs * self.steps_per_epoch, config.train.max_steps or 2**62)
@@ -113,12 +117,14 @@ class Trainer:
     def _steps_in(self, epoch: int) -> int:
         return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
 
-    def _batches(self, epoch: int) -> Iterator[MicroBatch]:
+    def _batches(self, epoch: int) -> Iterator[MicroBatch | DeviceBatch]:
         share = self.schedule.share(self.comm.rank, self.comm.size)
         work = [(epoch, step, micro) for step in range(self._steps_in(epoch)) for micro in share]
+        if self.resident is not None:  # the device runs behind the host as it is: nothing to build ahead
+            return (self.resident.build(*item) for item in work)
         return prefetch(self.recipe, work, self.config.train.prefetch)
 
-    def _step(self, epoch: int, step: int, batches: Iterator[MicroBatch], late: bool) -> dict[str, float]:
+    def _step(self, epoch: int, step: int, batches: Iterator[MicroBatch | DeviceBatch], late: bool) -> dict[str, float]:
         """Take one optimizer step, the same on all ranks; return the step's sums over all ranks."""
         self.flat.zero()
         positives = self.schedule.positives(step)
@@ -137,21 +143,20 @@ class Trainer:
         self.timers.step_done()
         return sums | {"positives": positives, "lr": lr, "gradient_norm": norm}
 
-    def _accumulate(self, batch: MicroBatch, positives: int) -> None:
+    def _accumulate(self, batch: MicroBatch | DeviceBatch, positives: int) -> None:
         """Add one micro-batch's gradient, weighted by the step's global number of positives, and its sums."""
         with self.timers.phase("forward"):
-            pos, neg, mask = forward(self.model, batch, self.recipe, self.device)
+            if isinstance(batch, DeviceBatch):
+                pos, neg, mask = device_forward(self.model, batch)
+            else:
+                pos, neg, mask = forward(self.model, batch, self.recipe, self.device)
             loss = link_loss(self.config.loss, pos, neg, mask)
         with self.timers.phase("backward"):
             torch.autograd.backward(loss / positives)
         with self.timers.phase("count"), torch.no_grad():
-            drawn = batch.negatives
-            masked = drawn.drawn - int(drawn.valid.sum())
-            values = [
-                float(loss.detach()), float(balanced_correct(pos, neg, mask)),
-                batch.excluded_pairs, drawn.drawn, masked, drawn.citing,
-            ]  # fmt: skip
-            self.flat.sums[: len(values)] += torch.tensor(values, device=self.device)
+            trained = torch.stack([loss.detach(), balanced_correct(pos, neg, mask)])
+            values = torch.cat([trained, torch.as_tensor(batch.sums(), device=self.device)])
+            self.flat.sums[: len(values)] += values
 
     def _log_step(self, epoch: int, step: int, sums: dict[str, float]) -> None:
         """Write the step to the metrics file, and every log_every steps to the console."""
@@ -252,6 +257,8 @@ class Trainer:
         if not compiled_before("_sum_rows"):
             log.info("compiling kernels: some 15 s, once where a cache can be written")
         log.info("first hop: %s", first_hop(config, self.store).reason)
+        if self.resident is not None:
+            log.info("micro-batches are made on %s, with the graph and the features in its memory", self.device)
         if schedule.micro_batches % self.comm.size:
             log.warning(
                 "train.micro_batches = %d does not divide over %d ranks: some wait for others in every step",
@@ -282,6 +289,15 @@ def forward(
     else:
         neg = model.decoder(a[:, None, :], tails.view(len(a), recipe.negative_count, h.shape[1]), drop)
     return pos, neg.reshape(len(a), -1 if len(a) else recipe.negative_count), tensor(batch.negatives.valid)
+
+
+def resident(recipe: Recipe, sampler: str, device: torch.device) -> DeviceRecipe | None:
+    """Return the recipe resident on the device where batches are made there (sampling.sampler), else None.
+
+    auto makes them there on a GPU, unless a sampled hop takes every neighbour, which the device refuses.
+    """
+    chosen = sampler == "device" or (sampler == "auto" and device.type == "cuda" and ALL not in recipe.hops)
+    return DeviceRecipe.resident(recipe, device) if chosen else None
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from horovod_trainer.config import DataSection, Synthetic
-from horovod_trainer.data import staging
 from horovod_trainer.data.prepare import prepare_store
 from horovod_trainer.data.staging import acquire
 from horovod_trainer.data.store import MANIFEST, read_manifest
@@ -55,7 +54,7 @@ def digest(store: Path) -> str:
 
 def gib(store: Path, times: float = 1.0) -> float:
     entries = read_manifest(store)["arrays"].values()
-    return times * sum(entry["bytes"] for entry in entries) / 2**30
+    return times * float(sum(entry["bytes"] for entry in entries)) / 2**30
 
 
 def copies(stage: Path) -> set[str]:
@@ -88,7 +87,6 @@ def test_training_starts_from_the_copy(small: Callable[..., list[object]], tmp_p
 CHILD = """
 import sys
 from horovod_trainer.config import DataSection
-from horovod_trainer.data import staging
 slow = float(sys.argv[3])
 copy = staging._copy_file
 def counted(source, target, advance):
@@ -183,7 +181,7 @@ def test_a_limit_below_the_store_is_refused_before_anything_is_removed(three: li
 
 def test_a_full_disk_is_refused(far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(Conflict, match="has no room"):
         acquire(settings(far, tmp_path / "near"), quiet)
 
