@@ -87,6 +87,7 @@ def test_training_starts_from_the_copy(small: Callable[..., list[object]], tmp_p
 CHILD = """
 import sys
 from horovod_trainer.config import DataSection
+from horovod_trainer.data import staging
 slow = float(sys.argv[3])
 copy = staging._copy_file
 def counted(source, target, advance):
