@@ -17,7 +17,6 @@ from horovod_trainer.data.gather import Aggregator, Features, Inputs
 from horovod_trainer.data.negatives import Candidates, Negatives, draw_shared, draw_uniform
 from horovod_trainer.data.sampler import Block, Graph, NodeTable, sample_blocks
 
-
 LARGE = 2**23  # of n * F: beyond 64 MiB inputs are gathered by the layer that reads them, and again in its backward
 
 

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from horovod_trainer.data.exclusion import Exclusion, excluded_positions, most_partners, offset_left
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.jit import compiled, inlined
+from horovod_trainer.prefetch import prefetch
 
 Aggregator = Literal["mean", "sum", "max"]
+
+_AHEAD = 8  # neighbours between asking for a row and adding it: about 0.4 microseconds
+_LINE = 64  # bytes of a cache line
 
 # numba has no float16 on CPU: kernels read its bits and look up which of the 65,536 values they are
 _HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -140,11 +144,15 @@ def aggregate_range(
 @compiled
 def _aggregate_range(indptr: Any, indices: Any, year: Any, h: Any, half: Any, first: Any, kind: Any, out: Any) -> None:
     total = np.empty(out.shape[1], np.float64)
+    row_bytes = h.shape[1] * h.itemsize
     for i in range(out.shape[0]):
         node = first + i
         used = 0
         total[:] = 0.0
         for e in range(indptr[node], indptr[node + 1]):
+            if e + _AHEAD < indices.shape[0]:
+                for byte in range(0, row_bytes, _LINE):
+                    prefetch(h, indices[e + _AHEAD], byte)
             neighbour = indices[e]
             if year.shape[0] > 0 and year[neighbour] > year[node]:
                 continue

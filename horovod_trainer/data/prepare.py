@@ -7,8 +7,10 @@ import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,9 +19,11 @@ from numpy.typing import NDArray
 
 from horovod_trainer.config import DataSection
 from horovod_trainer.console import get_logger
+from horovod_trainer.cores import usable_cores
+from horovod_trainer.data import csr
 from horovod_trainer.data.checks import check_split
 from horovod_trainer.data.gather import Aggregator, aggregate_range
-from horovod_trainer.data.graph import RawGraph, Split, cleaned, row_pointers, symmetric
+from horovod_trainer.data.graph import RawGraph, Split, cleaned
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.sources import source_of
 from horovod_trainer.data.splits import make_split, true_citations
@@ -29,7 +33,13 @@ from horovod_trainer.errors import InvalidInput, NotFound, Unreachable, naming
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 _ROWS = 1 << 14
-_NO_CONTENT = ("store", "path", "download")  # where things lie does not change what they hold
+_NO_CONTENT = (
+    "store",
+    "path",
+    "download",
+    "stage",
+    "stage_limit_gib",
+)  # where things lie does not change what they hold
 
 
 def prepare_store(config: DataSection, progress: Progress) -> Path:
@@ -49,7 +59,11 @@ def prepare_store(config: DataSection, progress: Progress) -> Path:
         if raw.kind != config.source and _unchanged(path, config, raw.kind, raw.digests, progress):
             progress("unchanged", 1, 1)
             return path
-        _build(place, raw, config, progress)
+        progress("clean", 0, 1)
+        graph, cleanup = cleaned(raw)
+        del raw  # its edges are in the way of what follows
+        progress("clean", 1, 1)
+        _build(place, graph, cleanup, config, progress)
     return path
 
 
@@ -86,11 +100,8 @@ def changed_settings(manifest: Mapping[str, Any], config: DataSection) -> list[s
     return sorted(key for key in wanted if key not in _NO_CONTENT and stored.get(key) != wanted[key])
 
 
-def _build(path: Path, raw: RawGraph, config: DataSection, progress: Progress) -> None:
-    """Clean, split, check and write the store."""
-    progress("clean", 0, 1)
-    graph, cleanup = cleaned(raw)
-    progress("clean", 1, 1)
+def _build(path: Path, graph: RawGraph, cleanup: dict[str, int], config: DataSection, progress: Progress) -> None:
+    """Split, check and write the store of a cleaned graph."""
     progress("split", 0, 1)
     split, notes = make_split(graph, config)
     progress("split", 1, 1)
@@ -156,50 +167,62 @@ def _counts(graph: RawGraph, split: Split) -> dict[str, Any]:
 
 def _write(writer: StoreWriter, graph: RawGraph, split: Split, config: DataSection, progress: Progress) -> int:
     """Write every array; return the number of entries of the message-passing graph."""
-    n = graph.num_nodes
-    source, target = _sorted(split.train, n)
-    writer.put("train_indptr", row_pointers(source, n), np.int64)
-    writer.put("train_source", source, np.int32)
-    writer.put("train_target", target, np.int32)
-    rows, cols = symmetric(split.train, n)
-    indptr = writer.put("indptr", row_pointers(rows, n), np.int64)
-    indices = writer.put("indices", cols, np.int32)
-    del source, target, rows, cols
-    features = _write_features(writer, graph, config, progress)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(_write_features, writer, graph, config, progress)
+        indptr, indices = _write_edges(writer, split, graph.num_nodes)
+        features = writing.result()
     _write_aggregates(writer, indptr, indices, features, config.neighbour_max, progress)
     if graph.year is not None:
         writer.put("year", graph.year, np.int32)
+    return len(indices)
+
+
+def _write_edges(writer: StoreWriter, split: Split, num_nodes: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Write training and held-out edges and the message-passing graph; return indptr [N+1] and indices [M] of the last."""
+    train = csr.from_pairs(split.train, num_nodes)
+    message = csr.symmetric(train)
+    indptr = writer.put("indptr", message.indptr, np.int64)
+    indices = writer.put("indices", message.indices, np.int32)
+    writer.put("train_indptr", train.indptr, np.int64)
+    writer.put("train_source", train.rows(), np.int32)
+    writer.put("train_target", train.indices, np.int32)
     for name, held in (("valid", split.valid), ("test", split.test)):
         writer.put(f"{name}_edge", held.edge, np.int32)
         if held.negatives is not None:
             writer.put(f"{name}_negatives", held.negatives, np.int32)
         if held.pool is not None:
             writer.put(f"{name}_pool", held.pool, np.int32)
-    return len(indices)
-
-
-def _sorted(edges: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
-    """Return edges [2, E] sorted by (source, target)."""
-    return np.stack(np.divmod(np.sort(edges[0] * num_nodes + edges[1]), num_nodes))
+    return indptr, indices
 
 
 def _write_features(writer: StoreWriter, graph: RawGraph, config: DataSection, progress: Progress) -> NDArray[Any]:
     """Write the features [N, F], rows normalised as asked; all-zero rows stay zero. Without any, F is 0."""
     raw = graph.features if graph.features is not None else np.zeros((graph.num_nodes, 0), np.float32)
     out = writer.allocate("features", raw.shape, config.feature_type)
-    for first in range(0, len(raw), _ROWS):
-        block = raw[first : first + _ROWS].astype(np.float32)
+
+    def write(first: int) -> int:
+        block = raw[first : first + _ROWS].astype(np.float32, copy=False)
         if config.row_normalise != "none":
             norm = np.linalg.norm(block, ord=1 if config.row_normalise == "l1" else 2, axis=1, keepdims=True)
             block = np.divide(block, norm, out=np.zeros_like(block), where=norm > 0)
         with np.errstate(over="ignore"):
             out[first : first + _ROWS] = block
-        if not np.isfinite(out[first : first + _ROWS]).all():
+        if out.dtype != np.float32 and not np.isfinite(out[first : first + _ROWS]).all():
             raise InvalidInput(
                 f"{graph.name}: features do not fit {config.feature_type}; set data.feature_type=float32"
             )
-        progress("features", min(len(raw), first + _ROWS), len(raw))
+        return min(len(raw), first + _ROWS)
+
+    _in_blocks(write, "features", len(raw), progress)
+    writer.seal("features")
     return out
+
+
+def _in_blocks(write: Callable[[int], int], stage: str, rows: int, progress: Progress) -> None:
+    """Let all cores write blocks of rows, each named by its first row; `write` returns the row after its last."""
+    with ThreadPoolExecutor(max(1, int(usable_cores()))) as pool:  # numpy and the kernels release the GIL
+        for last in pool.map(write, range(0, rows, _ROWS)):
+            progress(stage, last, rows)
 
 
 def _write_aggregates(
@@ -208,10 +231,14 @@ def _write_aggregates(
 ) -> None:  # fmt: skip
     """Write the sum (and maximum) of the stored features over each node's row: float32 [N, F], 0 for isolated nodes."""
     graph = Graph(indptr, indices)
+
+    def write(out: NDArray[np.float32], aggregator: Aggregator, first: int) -> int:
+        last = min(len(out), first + _ROWS)
+        out[first:last] = aggregate_range(graph, features, first, last, aggregator)
+        return last
+
     kinds: list[tuple[str, Aggregator]] = [("neighbour_sum", "sum"), ("neighbour_max", "max")]
     for name, aggregator in kinds if maximum else kinds[:1]:
         out = writer.allocate(name, features.shape, np.float32)
-        for first in range(0, len(out), _ROWS):
-            last = min(len(out), first + _ROWS)
-            out[first:last] = aggregate_range(graph, features, first, last, aggregator)
-            progress(name, last, len(out))
+        _in_blocks(partial(write, out, aggregator), name, len(out), progress)
+        writer.seal(name)

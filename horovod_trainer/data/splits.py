@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from horovod_trainer.config import DataSection
 from horovod_trainer.counters import below64, derive_key, draw_below, fold64, permutation
+from horovod_trainer.data import csr
 from horovod_trainer.data.exclusion import find
-from horovod_trainer.data.graph import RawGraph, Split, among, row_pointers, sorted_unique, symmetric
+from horovod_trainer.data.graph import RawGraph, Split, row_pointers
 from horovod_trainer.data.negatives import Candidates
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.errors import InvalidInput, Problem
@@ -61,8 +62,8 @@ def make_split(graph: RawGraph, config: DataSection) -> tuple[Split, list[str]]:
 
 def true_citations(graph: RawGraph) -> Candidates:
     """Return what a source of this cleaned graph may be ranked against, and all it truly cites (or links to)."""
-    source, target = graph.edges if graph.directed else symmetric(graph.edges, graph.num_nodes)
-    return Candidates.build(row_pointers(source, graph.num_nodes), target.astype(np.int32), graph.year)
+    truth = csr.from_pairs(graph.edges, graph.num_nodes)
+    return Candidates.build(*(truth if graph.directed else csr.symmetric(truth)), graph.year)
 
 
 def draw_negatives(candidates: Candidates, source: NDArray[Any], count: int, key: int) -> NDArray[np.int32]:
@@ -116,14 +117,15 @@ def _draw_clean(indptr: Any, citations: Any, source: Any, limits: Any, by_year: 
             out[i, j] = tail
 
 
-def _by_time(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int64]]:
+def _by_time(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int32]]:
     """Return (valid, test) edges, one of each per chosen source, and the training edges: the latest papers first."""
     year, n = graph.year, graph.num_nodes
     if year is None or not graph.directed:
         raise InvalidInput(Problem("data.split", f"{graph.name} has no {'years' if graph.directed else 'directions'}"))
     source, target = graph.edges
-    keys = source * n + target
-    one_way = ~among(target * n + source, keys)  # the reverse of a held-out edge must not stay behind
+    one_way = (
+        csr.from_pairs(graph.edges, n).positions(target, source) < 0
+    )  # the reverse of a held-out edge must not stay behind
     eligible = np.flatnonzero(one_way & (year[target] <= year[source]))
     options = np.bincount(source[eligible], minlength=n)
     sources = np.flatnonzero((np.bincount(source, minlength=n) >= REFERENCES) & (options >= 2))
@@ -144,19 +146,19 @@ def _by_time(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int
     return tuple(graph.edges[:, rows].T.astype(np.int32) for rows in held), train
 
 
-def _by_pair(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int64]]:
+def _by_pair(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int32]]:
     """Return (valid, test) edges and the training edges; an edge and its reverse always go together."""
     source, target = graph.edges
-    keys = np.minimum(source, target) * graph.num_nodes + np.maximum(source, target)
-    pairs = sorted_unique(keys.copy())
-    sizes = [max(1, round(fraction * len(pairs))) for fraction in (config.valid_fraction, config.test_fraction)]
-    if sum(sizes) >= len(pairs):
-        raise InvalidInput(Problem("data.split", f"{graph.name} has too few edges to split", len(pairs)))
-    drawn = permutation(derive_key(config.split_seed, Draw.PAIRS), len(pairs), 0, sum(sizes))
-    part = np.zeros(len(pairs), np.int8)
+    pairs = csr.unordered(csr.from_pairs(graph.edges, graph.num_nodes))
+    count = len(pairs.indices)
+    sizes = [max(1, round(fraction * count)) for fraction in (config.valid_fraction, config.test_fraction)]
+    if sum(sizes) >= count:
+        raise InvalidInput(Problem("data.split", f"{graph.name} has too few edges to split", count))
+    drawn = permutation(derive_key(config.split_seed, Draw.PAIRS), count, 0, sum(sizes))
+    part = np.zeros(count, np.int8)
     part[drawn[: sizes[0]]] = 1
     part[drawn[sizes[0] :]] = 2
-    of_edge = part[np.searchsorted(pairs, keys)]
+    of_edge = part[pairs.positions(np.minimum(source, target), np.maximum(source, target))]
     directed = graph if graph.directed else replace(graph, edges=_turn(graph.edges, config.split_seed))
     held = tuple(directed.edges[:, of_edge == number].T.astype(np.int32) for number in (1, 2))
     return held, graph.edges[:, of_edge == 0]
@@ -167,7 +169,7 @@ def _directions(graph: RawGraph, split: Split, seed: int) -> Split:
     return split if graph.directed else replace(split, train=_turn(split.train, seed))
 
 
-def _turn(pairs: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def _turn(pairs: NDArray[Any], seed: int) -> NDArray[Any]:
     """Return pairs [2, E] with about half of them reversed, so that no node is a source for its low id alone."""
     flip = draw_below(derive_key(seed, Draw.DIRECTIONS), np.full(pairs.shape[1], 2, np.int64), 1)[:, 0] == 1
     return np.where(flip, pairs[::-1], pairs)

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from horovod_trainer.cores import usable_cores
 from horovod_trainer.data import soundness
 from horovod_trainer.documents import make_folder, sync
 from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem, naming
@@ -213,26 +215,40 @@ def _store_digest(arrays: Mapping[str, Mapping[str, Any]], directed: bool) -> st
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def unnamed_array(folder: Path, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return a writable array on the disk of `folder`, in a file without a name: it goes when the array goes."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size == 0:  # nothing to map
+        return np.zeros(shape, dtype)
+    make_folder(folder)
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return np.asarray(np.memmap(file, dtype, "r+", 0, shape))
+
+
 class StoreWriter:
     """Builds a store in a folder beside its place; `commit` moves it there whole, leaving without it removes all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._sealed: dict[str, Future[dict[str, Any]]] = {}
 
     def __enter__(self) -> Self:
         refuse_other(self.path)
         make_folder(self.path.parent)
         self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent))
+        self._pool = ThreadPoolExecutor(max(1, int(usable_cores())))  # hashing and syncing release the GIL
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)  # after a commit it is no longer there
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return a writable array that is the file `name`.npy, to be filled in blocks."""
+        """Return a writable array that is the file `name`.npy, to be filled in blocks and then sealed."""
         if name not in _REQUIRED + _OPTIONAL:
             raise ValueError(f"a store holds no array {name}")
         self._arrays[name] = (shape, np.dtype(dtype))
@@ -248,25 +264,33 @@ class StoreWriter:
         return np.asarray(np.memmap(file, dtype, "r+", len(header), shape))
 
     def put(self, name: str, array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-        """Write `array` converted to `dtype`, block by block; return the mapped result."""
+        """Write `array` converted to `dtype`, block by block, and seal it; return the mapped result."""
         out = self.allocate(name, array.shape, dtype)
         rows = max(1, _BLOCK // max(1, array[:1].nbytes))
         for first in range(0, len(array), rows):
             out[first : first + rows] = array[first : first + rows]
+        self.seal(name)
         return out
 
+    def seal(self, name: str) -> None:
+        """Begin to digest an array and to bring it to disk, beside other work: its content is final."""
+        self._sealed[name] = self._pool.submit(self._entry, name)
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        file, (shape, dtype) = self._folder / f"{name}.npy", self._arrays[name]
+        digest = file_sha256(file)
+        sync(file)
+        return {"shape": list(shape), "dtype": dtype.str, "bytes": file.stat().st_size, "sha256": digest}
+
     def commit(self, manifest: Mapping[str, Any], progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Flush, digest, write the manifest last and move the folder into place, replacing an older store."""
+        """Wait for the digests, write the manifest last and move the folder into place, replacing an older store."""
+        for name in self._arrays.keys() - self._sealed.keys():
+            self.seal(name)
         arrays = {}
-        for number, (name, (shape, dtype)) in enumerate(sorted(self._arrays.items())):
-            file = self._folder / f"{name}.npy"
-            sync(file)
-            arrays[file.name] = {
-                "shape": list(shape), "dtype": dtype.str,
-                "bytes": file.stat().st_size, "sha256": file_sha256(file),
-            }  # fmt: skip
+        for name, made in sorted(self._sealed.items()):
+            arrays[f"{name}.npy"] = made.result()
             if progress:
-                progress("digest", number + 1, len(self._arrays))
+                progress("digest", len(arrays), len(self._sealed))
         document = {
             "format": FORMAT,
             **manifest,

@@ -81,7 +81,9 @@ def test_training_with_all_neighbours_is_full_graph_on_the_rebuilt_graph(
         batch = recipe.build(0, step, 0)
         hops = [Hop.of(block, aggregator) for block in batch.blocks]
         with torch.no_grad():
-            got = encoder(torch.from_numpy(batch.dense()), batch.stored_first_hop, hops, Dropout(0, active=True)).numpy()
+            got = encoder(
+                torch.from_numpy(batch.dense()), batch.stored_first_hop, hops, Dropout(0, active=True)
+            ).numpy()
         rows = neighbour_sets(recipe.graph, target_pairs(batch) if exclude else ())
         want = sage(encoder, rows, recipe.features.values)
         seeds = batch.nodes[: len(got)]

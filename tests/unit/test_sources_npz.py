@@ -41,7 +41,7 @@ def test_small_unsigned_ids_do_not_wrap(tmp_path: Path) -> None:
     raw = load(tmp_path)
     pairs = set(map(tuple, raw.split.train.T.tolist()))
     assert set(zip(store.train_source.tolist(), store.train_target.tolist(), strict=True)) == pairs
-    assert raw.edges.dtype == raw.split.train.dtype == np.int64
+    assert raw.edges.dtype == raw.split.train.dtype == np.int32
 
 
 def test_labels_are_never_features(tmp_path: Path) -> None:

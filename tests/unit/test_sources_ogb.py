@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import http.server
 import os
 import shutil
@@ -163,6 +164,46 @@ def test_truncated_csv_and_disagreeing_sizes_are_named(tmp_path: Path) -> None:
     shutil.copy(folder / "split" / "time" / "valid.pt", folder / "split" / "time" / "train.pt")
     with pytest.raises(InvalidInput, match="the split 3 training edges"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("edge", b"0,1\n2,x\n", "not a readable gzipped CSV: .*'x'"),
+        ("edge", b"0,1\n2,\n", "not a readable gzipped CSV"),
+        ("edge", b"0,1\n2,3.5\n", "not a readable gzipped CSV: .*'3.5'"),
+        ("edge", b"0,1\n2,3000000000\n", "not a readable gzipped CSV: .*'3000000000'"),
+        ("edge", b"", "not a readable gzipped CSV"),
+        ("node-feat", b"1,2\n3\n", "not a readable gzipped CSV: .*Expected 2 columns"),
+        ("num-node-list", b"40\n41\n", "holds one count"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_named(tmp_path: Path, name: str, text: bytes, said: str) -> None:
+    file = citation2(tmp_path) / "raw" / f"{name}.csv.gz"
+    file.write_bytes(gzip.compress(text))
+    with pytest.raises(InvalidInput, match=rf"{name}\.csv\.gz: {said}"):
+        load(tmp_path)
+    file.write_bytes(text or b"no gzip")
+    with pytest.raises(InvalidInput, match=rf"{name}\.csv\.gz: not a readable gzipped CSV"):
+        load(tmp_path)
+
+
+def test_an_empty_feature_is_nan_and_refused(tmp_path: Path) -> None:
+    file = citation2(tmp_path) / "raw" / "node-feat.csv.gz"
+    file.write_bytes(gzip.compress(b"1,2\n" * (N - 1) + b"1,\n"))
+    assert np.isnan(load(tmp_path).features[-1, 1])
+    with pytest.raises(InvalidInput, match=f"the first of node {N - 1}"):
+        open_prepared(section(tmp_path))
+
+
+def test_features_lie_in_no_file_that_has_a_name_and_not_in_memory(tmp_path: Path) -> None:
+    citation2(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    features = load(tmp_path).features
+    assert sorted(tmp_path.rglob("*")) == before
+    while isinstance(features.base, np.ndarray):
+        features = features.base
+    assert isinstance(features, np.memmap)
 
 
 def test_missing_and_unsuited_data_sets(tmp_path: Path) -> None:

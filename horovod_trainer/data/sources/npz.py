@@ -136,5 +136,5 @@ def _split(where: str, members: dict[str, NDArray[Any]]) -> Split | None:
         if ids["source"].shape != ids[f"{name}_target"].shape or ids["source"].ndim != 1:
             raise InvalidInput(Problem(where, f"source and {name}_target must be [Q] both"))
         edge = np.stack([ids["source"], ids[f"{name}_target"]], axis=1)
-        held.append(HeldOut(edge, ids[f"{name}_target_neg"]))  # type: ignore[arg-type]  # int32 once checked and stored
+        held.append(HeldOut(edge, ids[f"{name}_target_neg"]))
     return Split(ids["train_edge"], *held)

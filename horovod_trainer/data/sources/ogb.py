@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_trainer.config import DataSection
-from horovod_trainer.data.graph import RawGraph, Split, as_ids, sorted_unique
+from horovod_trainer.cores import usable_cores
+from horovod_trainer.data import csr
+from horovod_trainer.data.graph import RawGraph, Split, as_ids
 from horovod_trainer.data.sources import Progress, ogb_download, ogb_graph
 from horovod_trainer.data.sources.torchfiles import load_torch_file
 from horovod_trainer.data.store import HeldOut, file_sha256
@@ -54,9 +58,10 @@ def fingerprint(config: DataSection, progress: Progress) -> dict[str, str]:
         folder = ogb_download.download(root, folder_name(config.name), published.archive, progress)
     files = [*ogb_graph.graph_files(folder), *_split_files(folder, published_as(config.name))]
     digests = {}
-    for number, file in enumerate(files):
-        digests[file.relative_to(folder).as_posix()] = file_sha256(file)
-        progress("digest raw files", number + 1, len(files))
+    with ThreadPoolExecutor(max(1, int(usable_cores()))) as pool:  # hashing releases the GIL
+        for file, digest in zip(files, pool.map(file_sha256, files), strict=True):
+            digests[file.relative_to(folder).as_posix()] = digest
+            progress("digest raw files", len(digests), len(files))
     return digests
 
 
@@ -69,15 +74,19 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
     folder = _folder(config)
     if folder is None:
         raise NotFound(Problem("data.path", f"no {folder_name(config.name)} here", config.path))
-    graph = ogb_graph.read_graph(folder, published.both_ways, progress)
-    split = read_split(folder, published)
+    with ThreadPoolExecutor(1) as pool:  # half of reading the split happens without the GIL
+        reading = pool.submit(read_split, folder, published)
+        graph = ogb_graph.read_graph(folder, published.both_ways, Path(config.store).parent, progress)
+        progress("read split", 0, 1)
+        split = reading.result()
+        progress("read split", 1, 1)
     warnings = _disagreements(config.name, graph, split, published, folder)
     if not (folder / "RELEASE_v1.txt").is_file():
         warnings.append(f"{folder} has no RELEASE_v1.txt: OGB's own class would take it for an outdated version")
-    held = [held_out.edge.T.astype(np.int64) for held_out in (split.valid, split.test)]
+    held = [held_out.edge.T for held_out in (split.valid, split.test)]
     return RawGraph(
         name=config.name, kind="ogb", origin=f"Open Graph Benchmark, {published.archive}", licence=published.licence,
-        num_nodes=graph.num_nodes, edges=np.concatenate([split.train, *held], axis=1), directed=published.directed,
+        num_nodes=graph.num_nodes, edges=np.concatenate(held, axis=1), directed=published.directed,
         features=graph.features, year=graph.year, split=split, warnings=tuple(warnings),
     )  # fmt: skip
 
@@ -120,18 +129,25 @@ def _split_files(folder: Path, published: Published) -> list[Path]:
 def read_split(folder: Path, published: Published) -> Split:
     """Return the split of an OGB folder: split_dict.pt, or train.pt, valid.pt and test.pt."""
     files = _split_files(folder, published)
-    contents = [load_torch_file(file) for file in files]
-    parts = contents[0] if len(files) == 1 else dict(zip(("train", "valid", "test"), contents, strict=True))
     where = str(files[0].parent)
-    if not isinstance(parts, dict) or not all(isinstance(parts.get(part), dict) for part in ("train", "valid", "test")):
-        raise InvalidInput(Problem(where, "the split is not three dictionaries: train, valid, test"))
-    train = _edges(f"{where}: train", parts["train"])
-    valid, test = (_held_out(f"{where}: {part}", parts[part]) for part in ("valid", "test"))
+    whole = load_torch_file(files[0]) if len(files) == 1 else None
+    # one file after the other: a part takes half the memory once its ids are int32
+    parts = (load_torch_file(file) for file in files) if whole is None else _parts_of(whole)
+    train = _edges(f"{where}: train", next(parts))
+    valid, test = (_held_out(f"{where}: {part}", next(parts)) for part in ("valid", "test"))
     return Split(train, valid, test)
 
 
-def _edges(where: str, part: dict[str, Any]) -> NDArray[np.int64]:
+def _parts_of(whole: Any) -> Iterator[Any]:
+    """Yield the parts of a split in one file."""
+    for part in ("train", "valid", "test"):
+        yield whole.get(part) if isinstance(whole, dict) else None
+
+
+def _edges(where: str, part: Any) -> NDArray[Any]:
     """Return edges [2, E] of a part of either kind."""
+    if not isinstance(part, dict):
+        raise InvalidInput(Problem(where, "is no dictionary; a split is three: train, valid, test"))
     if {"source_node", "target_node"} <= part.keys():
         rows = [as_ids(f"{where}: {key}", part[key]) for key in ("source_node", "target_node")]
         if rows[0].ndim != 1 or rows[0].shape != rows[1].shape:
@@ -145,14 +161,14 @@ def _edges(where: str, part: dict[str, Any]) -> NDArray[np.int64]:
     raise InvalidInput(Problem(where, "neither source_node and target_node nor edge", sorted(map(str, part))))
 
 
-def _held_out(where: str, part: dict[str, Any]) -> HeldOut:
+def _held_out(where: str, part: Any) -> HeldOut:
     """Return held-out edges with their negatives per edge (citation2) or in one pool (collab, ppa, ddi, vessel)."""
-    edge: Any = _edges(where, part).T  # ids stay int64 until they are known to fit int32
+    edge = _edges(where, part).T
     if "target_node_neg" in part:
-        negatives: Any = as_ids(f"{where}: target_node_neg", part["target_node_neg"])
+        negatives = as_ids(f"{where}: target_node_neg", part["target_node_neg"])
         return HeldOut(edge, negatives)
     if "edge_neg" in part:
-        pool: Any = as_ids(f"{where}: edge_neg", part["edge_neg"])
+        pool = as_ids(f"{where}: edge_neg", part["edge_neg"])
         return HeldOut(edge, None, pool)
     raise InvalidInput(Problem(where, "no negatives: neither target_node_neg nor edge_neg"))
 
@@ -167,8 +183,7 @@ def _disagreements(
         if graph.edges.shape[1] != train.shape[1]:
             message = f"the graph has {graph.edges.shape[1]} edges, the split {train.shape[1]} training edges"
             raise InvalidInput(Problem(str(folder), message))
-        given, trained = (_keys(edges, graph.num_nodes, published.directed) for edges in (graph.edges, train))
-        if not np.array_equal(given, trained):
+        if not _same_edges(graph.edges, train, graph.num_nodes, published.directed):
             found.append(f"{name}: the graph's edges are not the training edges of the split")
         got = (graph.num_nodes, train.shape[1], len(split.valid.edge), len(split.test.edge))
         for what, have, expected in zip(
@@ -179,6 +194,15 @@ def _disagreements(
     return found
 
 
-def _keys(edges: NDArray[np.int64], num_nodes: int, directed: bool) -> NDArray[np.int64]:
-    source, target = edges if directed else (edges.min(axis=0), edges.max(axis=0))
-    return sorted_unique(source * num_nodes + target)
+def _same_edges(a: NDArray[Any], b: NDArray[Any], num_nodes: int, directed: bool) -> bool:
+    """Return whether two [2, E] hold the same edges, in whatever order."""
+    if np.array_equal(a, b):
+        return True
+    if any(edges.min(initial=0) < 0 or edges.max(initial=0) >= num_nodes for edges in (a, b)):
+        return False  # `cleaned` says what is wrong
+    one, other = (_distinct(edges, num_nodes, directed) for edges in (a, b))
+    return np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)
+
+
+def _distinct(edges: NDArray[Any], num_nodes: int, directed: bool) -> csr.Csr:
+    return csr.distinct(csr.from_pairs(edges if directed else np.sort(edges, axis=0), num_nodes))[0]

@@ -1,32 +1,32 @@
-"""The graph of an OGB folder: gzipped CSV read in chunks, npz, or what OGB's classes left in processed/."""
+"""The graph of an OGB folder: gzipped CSV, npz, or what OGB's classes left in processed/."""
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]  # ships no types
 from numpy.typing import NDArray
 
 from horovod_trainer.data.archives import read_npz
 from horovod_trainer.data.graph import as_floats, as_ids
 from horovod_trainer.data.sources import Progress
+from horovod_trainer.data.sources.tables import read_table
 from horovod_trainer.data.sources.torchfiles import load_torch_file
+from horovod_trainer.data.store import unnamed_array
 from horovod_trainer.errors import InvalidInput, NotFound, Problem
 
-_CHUNK = 1 << 18  # CSV rows parsed at a time: bounds memory
 _PYG, _PLAIN = "processed/geometric_data_processed.pt", "processed/data_processed"
 
 
 @dataclass(frozen=True)
 class GraphFile:
-    """edges int64 [2, E] (the training graph, each edge once), features float32 [N, F] or None, year [N] or None."""
+    """edges [2, E] (the training graph, each edge once), features float32 [N, F] or None, year [N] or None."""
 
     num_nodes: int
-    edges: NDArray[np.int64]
+    edges: NDArray[Any]
     features: NDArray[np.float32] | None
     year: NDArray[Any] | None
 
@@ -43,60 +43,41 @@ def graph_files(folder: Path) -> list[Path]:
     raise NotFound(Problem(str(folder), "no raw/edge.csv.gz, no raw/data.npz and no processed graph"))
 
 
-def read_graph(folder: Path, both_ways: bool, progress: Progress) -> GraphFile:
-    """Return the graph in an OGB folder; both_ways: processed files hold every edge followed by its reverse."""
+def read_graph(folder: Path, both_ways: bool, scratch: Path, progress: Progress) -> GraphFile:
+    """Return the graph in an OGB folder; both_ways: processed files hold every edge followed by its reverse.
+
+    Features that are read from CSV lie in a nameless file on the disk of the folder `scratch`, not in memory.
+    """
     first = graph_files(folder)[0]
     if first.name == "edge.csv.gz":
-        return _from_csv(first.parent, progress)
+        return _from_csv(first.parent, scratch, progress)
     if first.suffix == ".npz":
         return _from_npz(first)
     return _from_processed(first, both_ways)
 
 
-def _from_csv(raw: Path, progress: Progress) -> GraphFile:
+def _from_csv(raw: Path, scratch: Path, progress: Progress) -> GraphFile:
     nodes, edges = (_single(raw / f"num-{kind}-list.csv.gz") for kind in ("node", "edge"))
-    pairs = _read_csv(raw / "edge.csv.gz", edges, np.int64, progress)
+    pairs = read_table(raw / "edge.csv.gz", edges, np.int32, progress, partial(np.empty, order="F"))
     if pairs.shape[1] != 2:
         raise InvalidInput(Problem(str(raw / "edge.csv.gz"), "has two columns", pairs.shape[1]))
     features, year = raw / "node-feat.csv.gz", raw / "node_year.csv.gz"
     return GraphFile(
         nodes,
-        np.ascontiguousarray(pairs.T),
-        _read_csv(features, nodes, np.float32, progress) if features.is_file() else None,
-        _read_csv(year, nodes, np.float64, progress)[:, 0] if year.is_file() else None,
+        pairs.T,
+        read_table(features, nodes, np.float32, progress, partial(unnamed_array, scratch))
+        if features.is_file()
+        else None,
+        read_table(year, nodes, np.float64, progress)[:, 0] if year.is_file() else None,
     )
 
 
 def _single(file: Path) -> int:
     """Return the one number in a file of counts."""
-    counts = _read_csv(file, None, np.int64, lambda stage, done, total: None)
+    counts = read_table(file, None, np.int64, lambda stage, done, total: None)
     if counts.shape != (1, 1):
         raise InvalidInput(Problem(str(file), "holds one count: a single graph", counts.shape))
     return int(counts[0, 0])
-
-
-def _read_csv(file: Path, rows: int | None, dtype: type[np.generic], progress: Progress) -> NDArray[Any]:
-    """Return a gzipped CSV of numbers as [rows, columns]; raises InvalidInput when it has not that many rows."""
-    out: NDArray[Any] | None = None
-    done = 0
-    try:
-        for chunk in pd.read_csv(file, header=None, chunksize=_CHUNK, compression="gzip"):
-            block = chunk.to_numpy()
-            if block.dtype.kind not in ("iu" if dtype is np.int64 else "iuf"):
-                raise ValueError(f"holds {block.dtype}, not numbers of type {dtype.__name__}")
-            if out is None:
-                out = np.empty((len(block) if rows is None else rows, block.shape[1]), dtype)
-            if done + len(block) <= len(out):
-                out[done : done + len(block)] = block
-            done += len(block)
-            progress(f"read {file.name}", min(done, len(out)), len(out))
-    except FileNotFoundError:
-        raise NotFound(Problem(str(file), "missing")) from None
-    except (ValueError, EOFError, OSError, zlib.error) as failure:  # pandas' parser errors are ValueErrors
-        raise InvalidInput(Problem(str(file), f"not a readable gzipped CSV: {failure}")) from None
-    if out is None or done != len(out):
-        raise InvalidInput(Problem(str(file), f"should hold {rows} rows", done))
-    return out
 
 
 def _from_npz(file: Path) -> GraphFile:
