@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,10 @@ from horovod_trainer.comm.base import Communicator, Reduction, Solo
 from horovod_trainer.errors import CommunicationFailed, InvalidInput, PlacementError, Problem
 
 STALL_SECONDS = "600"  # longer than one rank can be ahead of another in an evaluation
+# Horovod's threads wake every cycle to ask each other for work: at its default of 1 ms that takes 4 % of the core a rank
+# computes on. A collective then starts up to a cycle later, a time in which the sampler goes on (docs/performance.md).
+CPU_CYCLE_MS = "5"
+POLL_SECONDS = 1e-4  # between looks at a collective's end
 
 # what each launcher tells a rank about the world's size, the most specific first
 _SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -66,6 +71,8 @@ class HorovodCommunicator:
             ) from None
         # ranks that wait in different collectives end the job instead of hanging; the user's own value wins
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", STALL_SECONDS)
+        if not torch.cuda.is_available():
+            os.environ.setdefault("HOROVOD_CYCLE_TIME", CPU_CYCLE_MS)
         hvd.init()
         self._hvd: Any = hvd
         self._ops = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -79,9 +86,17 @@ class HorovodCommunicator:
         self._calls += 1
         return f"{what}.{self._calls}"
 
-    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, start: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a collective that `start` begins; asleep until then.
+
+        Horovod's own way to wait is a busy loop: it takes the core from the sampler, from Horovod's threads, and from
+        the very rank that is waited for where ranks share cores.
+        """
         try:
-            return function(*args, **kwargs)
+            handle = start(*args, **kwargs)
+            while not self._hvd.poll(handle):
+                time.sleep(POLL_SECONDS)
+            return self._hvd.synchronize(handle)
         except self._hvd.HorovodInternalError as failure:
             sentence = str(failure).strip().splitlines()[0] if str(failure).strip() else "no reason given"
             raise CommunicationFailed(f"rank {self.rank} on {self.host}: a collective failed: {sentence}") from None
@@ -89,23 +104,23 @@ class HorovodCommunicator:
     def allreduce_(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Reduce in place; Horovod ends when one rank does."""
         if self.size > 1:
-            self._call(self._hvd.allreduce_, tensor, op=self._ops[op], name=f"{op}.{tensor.numel()}")
+            self._call(self._hvd.allreduce_async_, tensor, op=self._ops[op], name=f"{op}.{tensor.numel()}")
         return tensor
 
     def broadcast_(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Overwrite the tensors with those of `root`."""
         for tensor in tensors:
-            self._call(self._hvd.broadcast_, tensor, root, name=self._name("broadcast"))
+            self._call(self._hvd.broadcast_async_, tensor, root, name=self._name("broadcast"))
 
     def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's tensor; the row counts travel first."""
-        rows = self._call(self._hvd.allgather, torch.tensor([len(tensor)]), name=self._name("rows"))
-        whole = self._call(self._hvd.allgather, tensor, name=self._name("allgather"))
+        rows = self._call(self._hvd.allgather_async, torch.tensor([len(tensor)]), name=self._name("rows"))
+        whole = self._call(self._hvd.allgather_async, tensor, name=self._name("allgather"))
         return list(torch.split(whole, rows.tolist()))
 
     def barrier(self) -> None:
         """Return when all ranks have called."""
-        self._call(self._hvd.allreduce, torch.zeros(1), name=self._name("barrier"))
+        self._call(self._hvd.allreduce_async, torch.zeros(1), name=self._name("barrier"))
 
     def close(self) -> None:
         """Shut Horovod down with all ranks."""
