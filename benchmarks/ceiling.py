@@ -8,6 +8,7 @@ Each of the four processes has one core and one thread. They are loaded together
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.jobs import Job, exposed, step_seconds, steps_within, take_turns
 from horovod_trainer import console
 
 TURNS, SECONDS = 24, 4.0  # of each side
+WARM_STEPS = 20  # before the first turn
 
 
 def measure_ceiling(cores: Sequence[int], overrides: Sequence[str], turns: int = TURNS) -> dict[str, Any]:
@@ -29,16 +31,22 @@ def measure_ceiling(cores: Sequence[int], overrides: Sequence[str], turns: int =
     arguments = ["--config", str(BIG_CONFIG), *(word for item in settings for word in ("--set", item))]
     with Job(2, cores, arguments, alone=True) as lonely, Job(2, cores, arguments) as world:
         about = lonely.ready() and world.ready()
-        take_turns([lonely, world], 1, SECONDS)  # buffers grow, pages are read
+        for job in (lonely, world):
+            job.warm(WARM_STEPS)
         alone_spans, world_spans = take_turns([lonely, world], turns, SECONDS)
         memory = [footprint(rank["pid"]) for rank in about]
         alone_clocks, world_clocks = lonely.clocks(), world.clocks()
     batch = about[0]["batch_size"]
-    lonely_steps = [
-        [step_seconds(clock, steps_within([clock], span)) for clock in alone_clocks] for span in alone_spans
-    ]
+    lonely_steps, numbers = [], []
+    for alone_span, world_span in zip(alone_spans, world_spans, strict=True):
+        turn = [step_seconds(clock, steps_within([clock], alone_span)) for clock in alone_clocks]
+        together = steps_within(world_clocks, world_span)
+        if all(map(len, [*turn, together])):  # else the machine was too busy for two steps
+            lonely_steps.append(turn)
+            numbers.append(together)
+    if len(numbers) < turns / 2:
+        sys.exit(f"only {len(numbers)} of {turns} turns of {SECONDS} s have two steps of every rank")
     ceilings = [sum(batch / float(seconds.mean()) for seconds in turn) for turn in lonely_steps]
-    numbers = [steps_within(world_clocks, span) for span in world_spans]
     rates = [2 * batch / float(step_seconds(world_clocks[0], part).mean()) for part in numbers]  # ranks end together
     ratios = [rate / ceiling for rate, ceiling in zip(rates, ceilings, strict=True)]
     each = [seconds for turn in lonely_steps for seconds in turn]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,11 @@ def machine() -> dict[str, Any]:
 
 def _lines(file: str) -> list[str]:
     return Path(file).read_text(errors="replace").splitlines()
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM unwind the stack as Ctrl-C does: jobs that a benchmark has started end with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def child(
@@ -97,7 +103,7 @@ def finish(
     details: Mapping[str, Any],
     draw: Callable[[Any], None],
 ) -> None:
-    """Print the table, keep everything in runs/bench/NAME/{result.json,plot.png}, print the summary as the last line.
+    """Print table and machine, keep everything in runs/bench/NAME/{result.json,plot.png}, print the summary last.
 
     draw: fills one matplotlib Axes. details: whatever else a reader of result.json may want, the single runs first.
     """
@@ -115,8 +121,11 @@ def finish(
     figure.savefig(folder / "plot.png", dpi=120)
     pyplot.close(figure)
     table = [dict(zip(columns, row, strict=True)) for row in rows]
-    document = {"summary": dict(summary), "machine": machine(), "table": table, "details": dict(details)}
+    about = machine()
+    document = {"summary": dict(summary), "machine": about, "table": table, "details": dict(details)}
     write_atomic(folder / "result.json", json.dumps(document, indent=1) + "\n")
+    print("\n" + ", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"every run: {OUT / name / 'result.json'}, plot: {OUT / name / 'plot.png'}\n")
     print(json.dumps(dict(summary)), flush=True)
 
 

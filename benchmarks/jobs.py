@@ -24,6 +24,7 @@ from benchmarks.cache import ROOT
 from benchmarks.footprint import footprint, horovodrun
 
 MODULE = "benchmarks.rank_steps"
+EVERY = 3.0  # seconds between looks at a job's memory, which take 4 ms a rank off its cores
 PATIENCE = 300.0  # seconds until every rank has loaded
 LAST_WORDS = 20.0  # seconds for a launcher whose ranks are gone
 GLOO_TIMEOUT = "900"  # seconds; a paused rank must not seem lost to Gloo when it goes on, after 30 s by default
@@ -57,7 +58,8 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         """End the job as it is."""
-        self._signal(signal.SIGKILL)
+        if any(process.poll() is None for process in self._processes):  # else its ranks' numbers may be others' by now
+            self._signal(signal.SIGKILL)
         for process in self._processes:  # a launcher sees its ranks end, and cleans up behind them
             try:
                 process.wait(LAST_WORDS)
@@ -81,7 +83,7 @@ class Job:
         while any(process.poll() is None for process in self._processes):
             seen = [footprint(rank["pid"]) for rank in self._ranks()]
             self.pss = max(self.pss, sum(each.pss for each in seen if each is not None))
-            time.sleep(0.5)
+            time.sleep(EVERY)
         if any(process.returncode for process in self._processes):
             self._give_up()
         result: dict[str, Any] = json.loads((self.out / "result.json").read_text())
@@ -95,9 +97,18 @@ class Job:
         """Let every rank go on."""
         self._signal(signal.SIGCONT)
 
+    def warm(self, steps: int) -> None:
+        """Return once every rank has taken that many steps: buffers have grown, kernels are compiled."""
+        deadline = time.monotonic() + PATIENCE
+        while min(len(clock) for clock in self.clocks()) < steps:
+            if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
+                self._give_up()
+            time.sleep(0.1)
+
     def clocks(self) -> list[Clock]:
         """Return each rank's clock so far."""
-        clocks = [np.fromfile(self.out / f"{rank}.clock", np.float64) for rank in range(self.size)]
+        files = [self.out / f"{rank}.clock" for rank in range(self.size)]
+        clocks = [np.fromfile(file, np.float64) if file.exists() else np.empty(0) for file in files]
         return [clock[: len(clock) // 2 * 2].reshape(-1, 2) for clock in clocks]
 
     def _ranks(self) -> list[dict[str, Any]]:
@@ -133,13 +144,13 @@ def take_turns(jobs: Sequence[Job], turns: int, seconds: float) -> list[list[Spa
 
 
 def steps_within(clocks: Sequence[Clock], span: Span) -> NDArray[np.intp]:
-    """Return the numbers of the steps that all ranks did within a span of time, but for the first, cut by the pause."""
+    """Return the numbers of the steps that all ranks did within a span of time, but for the first, cut by the pause.
+
+    Empty where the machine was too busy for two whole steps.
+    """
     steps = min(len(clock) for clock in clocks)
     every = np.stack([clock[:steps] for clock in clocks])
-    numbers = np.flatnonzero(((every[:, :, 0] >= span[0]) & (every[:, :, 1] <= span[1])).all(0))[1:]
-    if len(numbers) == 0:
-        sys.exit(f"{span[1] - span[0]:.1f} s are too short for two steps")
-    return numbers
+    return np.flatnonzero(((every[:, :, 0] >= span[0]) & (every[:, :, 1] <= span[1])).all(0))[1:]
 
 
 def step_seconds(clock: Clock, numbers: NDArray[np.intp]) -> NDArray[np.float64]:

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.alpha_beta import Fit, Link, Sample, Work, error_percent, fit_ring, hierarchical, ring, wire_bytes
-from benchmarks.cache import ROOT
+from benchmarks.cache import ROOT, big_store
 from benchmarks.ceiling import measure_ceiling
 from benchmarks.footprint import horovodrun
-from benchmarks.harness import finish
+from benchmarks.harness import end_on_terminate, finish
 from benchmarks.jobs import Job, exposed, step_seconds
 from horovod_trainer import console
+from horovod_trainer.data.store import read_manifest
 from horovod_trainer.telemetry import read_metrics
 
 # workers, minutes, accuracy [%] as the seed project's blog has them; it does not say after how many epochs
@@ -44,14 +45,17 @@ NVLINK = Link("NVLink", 3e-6, 200e9)
 PER_NODE = 8  # GPUs that NVLink joins
 FUTURE = (8, 16, 32, 64, 128, 256, 512)
 COLUMNS = [
-    "workers", "source", "epochs", "minutes", "accuracy [%]", "speed-up", "efficiency", "MRR", "edges/s",
-    "exposed [ms/step]", "of it waiting", "wire [MB/step]", "cores", "PSS [MiB/rank]", "model error [%]", "remark",
+    "workers", "source", "epochs", "minutes", "accuracy [%]", "speed-up", "efficiency", "speed-up of steps", "MRR", "edges/s",
+    "exposed [ms/step]", "of it waiting", "ring [MB/step]", "cores", "PSS [MiB/rank]", "model error [%]", "remark",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured training. pss: MiB of a rank at the largest sum seen; work: as the rank with all the work has it."""
+    """One measured training. pss: MiB of a rank at the largest sum seen; work: as the rank with all the work has it.
+
+    edges: seed edges a step, GLOBAL_BATCH where the micro-batches divide it.
+    """
 
     workers: int
     result: dict[str, Any]
@@ -61,6 +65,7 @@ class Row:
     transfer_ms: float
     pss: float
     work: Work
+    edges: int
 
 
 def main() -> None:
@@ -76,14 +81,16 @@ def main() -> None:
     workers = sorted({1, *map(int, args.workers.split())})
     cores = sorted(os.sched_getaffinity(0))
     micro_batches = math.lcm(*workers)
-    prepare()
+    if micro_batches > GLOBAL_BATCH:
+        parser.error(f"--workers {args.workers}: no {GLOBAL_BATCH} seed edges a step are the same for all of them")
+    big_store()  # or say at once that it is missing
+    end_on_terminate()
+    source = prepare()
     rows = [measure_row(size, micro_batches, cores, args.set) for size in workers]
     ceiling = measure_ceiling(cores[:2], args.set) if len(cores) > 1 else None
-    samples = [sample for size in workers if size > 1 for sample in measure_allreduce(size, cores)]
-    roomy = [
-        sample for sample in samples if sample.ranks <= len(cores)
-    ]  # ranks that share a core wait for it, not for the wire
-    fit = fit_ring(roomy or samples)
+    samples = [sample for size in sorted({2, *workers} - {1}) for sample in measure_allreduce(size, cores)]
+    # ranks that share a core wait for it, not for the wire
+    fit = fit_ring([sample for sample in samples if sample.ranks <= len(cores)] or samples)
     errors = {str(row.workers): error_of(row, rows[0].work, micro_batches, len(cores), fit) for row in rows[1:]}
     if ceiling:
         expected = ceiling["work"].seconds(1, 2) + fit.seconds(2, ceiling["bytes"])
@@ -93,7 +100,7 @@ def main() -> None:
         work = Work(args.step_seconds, work.deviation / work.micro_batch * args.step_seconds, 0.0)
     nbytes = ceiling["bytes"] if ceiling else rows[0].bytes
     future = [prediction for link in args.links for prediction in predict(work, nbytes, fit.overhead, link)]
-    show(rows, ceiling, fit, errors, future, len(cores), samples)
+    show(rows, ceiling, fit, errors, future, len(cores), samples, source)
 
 
 def parse_link(text: str) -> Link:
@@ -105,10 +112,11 @@ def parse_link(text: str) -> Link:
         raise argparse.ArgumentTypeError(f"want NAME:GBIT:MICROSECONDS, got {text!r} ({failure})") from None
 
 
-def prepare() -> None:
-    """Make the rows' store where it is not there yet."""
+def prepare() -> str:
+    """Make the rows' store where it is not there yet; return what it was made from: without a network, no PubMed."""
     command = [sys.executable, "-m", "horovod_trainer", "prepare", "-c", str(CONFIG)]
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
+    return str(read_manifest(ROOT / "data" / "pubmed")["source"]["kind"])
 
 
 def measure_row(size: int, micro_batches: int, cores: Sequence[int], overrides: Sequence[str]) -> Row:
@@ -128,7 +136,8 @@ def measure_row(size: int, micro_batches: int, cores: Sequence[int], overrides: 
         float(np.mean([phases["optimizer"] + phases["other"] for phases in steps])),
     )  # fmt: skip
     seconds = float(step_seconds(clocks[0], numbers).mean())
-    return Row(size, result, about["bytes"], seconds, **exposed(clocks, numbers), pss=job.pss / size, work=work)
+    return Row(size, result, about["bytes"], seconds, **exposed(clocks, numbers), pss=job.pss / size, work=work,
+               edges=GLOBAL_BATCH // micro_batches * micro_batches)  # fmt: skip
 
 
 def measure_allreduce(size: int, cores: Sequence[int]) -> list[Sample]:
@@ -140,7 +149,8 @@ def measure_allreduce(size: int, cores: Sequence[int]) -> list[Sample]:
         command = horovodrun(sys.executable, size, "benchmarks.rank_allreduce", arguments)
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
         measured = json.loads(out.read_text())
-    return [Sample(size, int(nbytes), seconds) for nbytes, seconds in measured["seconds"].items()]
+    sent = measured["loopback_bytes"]
+    return [Sample(size, int(nbytes), seconds, sent[nbytes]) for nbytes, seconds in measured["seconds"].items()]
 
 
 def error_of(row: Row, work: Work, micro_batches: int, cores: int, fit: Fit) -> float:
@@ -168,16 +178,23 @@ def predict(work: Work, nbytes: int, overhead: float, link: Link) -> list[dict[s
 
 def show(
     rows: Sequence[Row], ceiling: dict[str, Any] | None, fit: Fit, errors: dict[str, float],
-    future: Sequence[dict[str, Any]], cores: int, samples: Sequence[Sample],
+    future: Sequence[dict[str, Any]], cores: int, samples: Sequence[Sample], source: str,
 ) -> None:  # fmt: skip
     """Print the predictions, then the table; keep all."""
     columns = ["link", "shape", "ranks", "wire_ms", "step_ms", "efficiency", "speed_up"]
-    console.table("What the model says of more ranks, a micro-batch each", columns,
+    console.table("What the model says of more ranks, a micro-batch each (what ranks ask each other first left out)", columns,
                   [[one[name] if isinstance(one[name], str) else float(f"{one[name]:.4g}") for name in columns]
                    for one in future])  # fmt: skip
+    sent = [
+        [one.ranks, one.nbytes, 1e3 * one.seconds, one.sent / one.ranks / 1e6, wire_bytes(one.ranks, one.nbytes) / 1e6]
+        for one in samples
+    ]
+    console.table("Allreduces", ["ranks", "bytes", "ms", "sent by a rank [MB]", "a ring's [MB]"],
+                  [[float(f"{value:.4g}") for value in one] for one in sent])  # fmt: skip
     summary: dict[str, Any] = {
         "efficiency_vs_ceiling": round(ceiling["efficiency"], 4) if ceiling else None,
-        "edges_per_second": {row.workers: round(GLOBAL_BATCH / row.step_seconds) for row in rows},
+        "edges_per_second": {row.workers: round(row.edges / row.step_seconds) for row in rows},
+        "rows_trained_on": source,
         "oversubscribed": [row.workers for row in rows if row.workers > cores],
         "model_error_percent": {name: round(error, 1) for name, error in errors.items()},
         "predicted_efficiency_512": {
@@ -211,16 +228,16 @@ def reported_row(reported: tuple[int, float, float]) -> list[Any]:
     """Return the seed project's row; speed-up and efficiency follow from its minutes."""
     workers, minutes, accuracy = reported
     speed_up = REPORTED[0][1] / minutes
-    return [workers, "reported", None, minutes, accuracy, speed_up, speed_up / workers, *[None] * 8, ""]
+    return [workers, "reported", None, minutes, accuracy, speed_up, speed_up / workers, *[None] * 9, ""]
 
 
 def measured_row(row: Row, one: Row, cores: int, errors: dict[str, float]) -> list[Any]:
-    """Return a row of our own; speed-up is of steps, which the minutes' last scoring is not part of."""
-    speed_up = one.step_seconds / row.step_seconds
+    """Return a row of our own: speed-up of the minutes, last scoring included, as reported; of the steps beside it."""
     result = row.result
+    speed_up = one.result["seconds"] / result["seconds"]
     return [
         row.workers, "measured", result["best_epoch"], result["seconds"] / 60, 100 * result["accuracy"], speed_up,
-        speed_up / row.workers, result["test"]["mrr"], GLOBAL_BATCH / row.step_seconds,
+        speed_up / row.workers, one.step_seconds / row.step_seconds, result["test"]["mrr"], row.edges / row.step_seconds,
         row.waiting_ms + row.transfer_ms if row.workers > 1 else 0.0, row.waiting_ms if row.workers > 1 else 0.0,
         wire_bytes(row.workers, row.bytes) / 1e6, min(row.workers, cores), row.pss, errors.get(str(row.workers)),
         "oversubscribed" if row.workers > cores else "",
@@ -233,11 +250,11 @@ def draw(axes: Any, rows: Sequence[Row], future: Sequence[dict[str, Any]]) -> No
     axes.plot([1, top], [1, top], color="0.8", label="ideal")
     axes.plot([r[0] for r in REPORTED], [REPORTED[0][1] / r[1] for r in REPORTED], "s-", label="seed project, reported")
     axes.plot([row.workers for row in rows], [rows[0].step_seconds / row.step_seconds for row in rows], "o-",
-              label="measured, the same 1,024 edges a step")  # fmt: skip
+              label="measured, steps of the same seed edges")  # fmt: skip
     for name in dict.fromkeys((one["link"], one["shape"]) for one in future):
         points = [(one["ranks"], one["speed_up"]) for one in future if (one["link"], one["shape"]) == name]
         style = ":" if name[1].startswith("ring") else "--"
-        axes.plot(*zip(*points, strict=True), style, label=f"predicted, {name[0]}, {name[1]}")
+        axes.plot(*zip(*points, strict=True), style, label=f"predicted, a micro-batch a rank: {name[0]}, {name[1]}")
     axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="speed-up")
     axes.legend(fontsize="x-small")
 
