@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 from torch_sparse import SparseTensor
 
-LAYERS, WIDTH, DROPOUT, TEMPERATURE, POOL = 2, 256, 0.4, 0.03, 1024  # as configs/pubmed-temporal.yaml
+LAYERS, WIDTH, TEMPERATURE = 2, 256, 0.03  # as configs/pubmed-temporal.yaml
 
 
 class Citations:
@@ -57,9 +57,9 @@ class Citations:
             row=self.row[keep], col=self.col[keep], sparse_sizes=(n, n), is_sorted=True, trust_data=True
         )
 
-    def negatives(self, random: np.random.Generator, source: Any, target: Any) -> tuple[Any, Any]:
+    def negatives(self, random: np.random.Generator, source: Any, target: Any, size: int) -> tuple[Any, Any]:
         """Return a pool of tails, uniform over what the latest source may cite, and which count for whom: bool [P, K]."""
-        pool = self.by_year[random.integers(self.up_to[source].max(), size=POOL)]
+        pool = self.by_year[random.integers(self.up_to[source].max(), size=size)]
         valid = (self.year[pool] <= self.year[source][:, None]) & (pool != target[:, None]) & (pool != source[:, None])
         order = np.argsort(pool)
         ranked = pool[order]
@@ -82,8 +82,9 @@ def spread(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[n
 class Sage(torch.nn.Module):
     """SAGEConv layers, each output of length 1; ReLU and dropout between them."""
 
-    def __init__(self, width_in: int) -> None:
+    def __init__(self, width_in: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         widths = [width_in] + [WIDTH] * LAYERS
         self.convs = torch.nn.ModuleList(SAGEConv(a, b, aggr="mean", normalize=True) for a, b in pairwise(widths))
 
@@ -91,7 +92,7 @@ class Sage(torch.nn.Module):
         """Return embeddings of the last matrix's rows."""
         for number, (conv, adj_t) in enumerate(zip(self.convs, adjs, strict=True)):
             if number:
-                x = functional.dropout(functional.relu(x), DROPOUT, self.training)
+                x = functional.dropout(functional.relu(x), self.dropout, self.training)
             x = conv((x, x[: adj_t.size(0)]), adj_t)
         return x
 
@@ -134,13 +135,19 @@ def sampled(graph: Citations, model: Sage, edges: Any, pool: Any, fanouts: list[
     return h[a], h[b], h[c]
 
 
-def train_epoch(graph: Citations, model: Sage, optimizer: Any, random: np.random.Generator, args: Any) -> None:
+def train_epoch(
+    graph: Citations, model: Sage, optimizer: Any, random: np.random.Generator, epoch: int, args: Any
+) -> None:
     """Take one pass over the training edges in random order."""
     model.train()
+    steps = -(-len(graph.source) // args.batch)
     order = random.permutation(len(graph.source))
-    for first in range(0, len(order), args.batch):
+    for step, first in enumerate(range(0, len(order), args.batch)):
+        if args.linear:  # to 0 at the end of the last epoch
+            left = 1 - ((epoch - 1) * steps + step) / (args.epochs * steps)
+            optimizer.param_groups[0]["lr"] = args.lr * left
         edges = order[first : first + args.batch]
-        pool, valid = graph.negatives(random, graph.source[edges], graph.target[edges])
+        pool, valid = graph.negatives(random, graph.source[edges], graph.target[edges], args.pool)
         if args.kind == "full":
             a, b, tails = full_batch(graph, model, edges, pool)
         else:
@@ -171,9 +178,12 @@ def main() -> None:
     parser.add_argument("--kind", choices=("full", "sampled"), required=True)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--linear", action="store_true", help="learning rate falls to 0 with the last epoch")
+    parser.add_argument("--pool", type=int, default=1024, help="shared negatives of a step")
+    parser.add_argument("--dropout", type=float, default=0.4)
     parser.add_argument("--fanouts", type=int, nargs="+", default=[15, 10])
     parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--every", type=int, default=2, help="epochs between validations")
+    parser.add_argument("--every", type=int, default=1, help="epochs between validations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--started", type=float, help="seconds since 1970 at which the clock starts; now by default")
@@ -184,12 +194,12 @@ def main() -> None:
     torch.manual_seed(args.seed)
     random = np.random.default_rng(args.seed)
     graph = Citations(args.data)
-    model = Sage(graph.x.shape[1])
+    model = Sage(graph.x.shape[1], args.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     ready = time.time()
     valid = []
     for epoch in range(1, args.epochs + 1):
-        train_epoch(graph, model, optimizer, random, args)
+        train_epoch(graph, model, optimizer, random, epoch, args)
         last = epoch == args.epochs or time.time() - started > args.max_seconds
         if last or epoch % args.every == 0:
             mrr = validate(graph, model)

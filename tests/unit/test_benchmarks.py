@@ -73,14 +73,14 @@ def test_reaching_is_the_first_time_at_or_above() -> None:
 def test_time_ratio_is_of_medians_over_seeds() -> None:
     peers = [curve((50, 0.3), (100, 0.4)), curve((50, 0.35), (80, 0.42)), curve((60, 0.38), (120, 0.41))]
     own = [curve((10, 0.39), (20, 0.41)), curve((10, 0.3), (30, 0.42)), curve((10, 0.41))]
-    result = time_to_quality.summary({"sampled": peers, "ours": own}, "sampled")
+    result = time_to_quality.summary({"sampled": peers, "ours": own}, "sampled", 4.0)
     assert (result["target_valid_mrr"], result["peer_seconds"], result["our_seconds"]) == (0.41, 100.0, 20.0)
     assert result["time_ratio_vs_pyg"] == 0.2
 
 
 def test_no_ratio_where_most_runs_never_get_there() -> None:
     never = [curve((10, 0.1)), curve((10, 0.2)), curve((10, 0.5))]
-    result = time_to_quality.summary({"full": [curve((50, 0.4))], "ours": never}, "full")
+    result = time_to_quality.summary({"full": [curve((50, 0.4))], "ours": never}, "full", 4.0)
     assert result["time_ratio_vs_pyg"] is None
     assert result["runs_that_got_there"] == 1
 
