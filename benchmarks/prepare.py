@@ -4,14 +4,16 @@ Ours counts from the start of the command to its end: digests of the raw files, 
 neighbour sums and the store's digests included. OGB's counts from calling its class to its return: the CSV becomes one
 saved graph; what a user does next (a symmetric graph) is shown beside it. The files are in the page cache for both.
 
-Memory is anonymous plus shared memory, read every fifth of a second: what a process needs whatever the page cache
-does. The resident peak beside it counts pages of mapped files too, which the kernel drops at will.
+Memory is what a process has mapped that lies nowhere else, read every fifth of a second: anonymous, shared, and pages of
+files that are not yet written back. The resident peak beside it counts clean pages of mapped files too, which the kernel
+drops at will. Ours runs twice, before and after OGB's, and the slower of both counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,16 +54,18 @@ class Run:
 
 
 def main() -> None:
-    """Run both, ours first."""
+    """Run ours, OGB's and ours again."""
     console.setup_logging(0)
     python, csv = peers_python(), big_csv()
     with tempfile.TemporaryDirectory(prefix="prepare.", dir=folder()) as scratch:
         warm(csv)
-        console.get_logger().info("ours (some minutes)")
-        ours = watched([sys.executable, "-m", "benchmarks.ours_prepare", csv, f"{scratch}/store"])
+        first = prepared(csv, Path(scratch) / "first")
         console.get_logger().info("OGB's own class (about ten minutes)")
         peer = ROOT / "benchmarks" / "peers" / "ogb_prepare.py"
         theirs = watched([python, peer, "--csv", csv, "--out", f"{scratch}/ogb"])
+        shutil.rmtree(f"{scratch}/ogb")
+        second = prepared(csv, Path(scratch) / "second")
+    ours = max(first, second, key=lambda run: run.seconds)
     same = [(key, ours.answer[key], theirs.answer[key]) for key in ("nodes", "edges", "graph_edges")]
     if wrong := [entry for entry in same if entry[1] != entry[2]]:
         sys.exit(f"not the same graph: {wrong}")
@@ -71,7 +75,7 @@ def main() -> None:
         for run, label in ((ours, "horovod_trainer prepare"), (theirs, "OGB, then symmetric")):
             axes.plot([when - run.started for when, _ in run.readings], [gib for _, gib in run.readings], label=label)
         axes.set_xlabel("seconds")
-        axes.set_ylabel("anonymous and shared memory, GiB")
+        axes.set_ylabel("dirty memory, GiB")
         axes.legend()
 
     finish(
@@ -80,9 +84,17 @@ def main() -> None:
         title="CSV to store, citation2 size",
         columns=["stage", "seconds", "own GiB", "resident GiB"],
         rows=rows(ours, theirs),
-        details={"ours": ours.answer, "ogb": theirs.answer},
+        details={"ours": ours.answer, "ogb": theirs.answer, "seconds_of_ours": [first.seconds, second.seconds]},
         draw=draw,
     )
+
+
+def prepared(csv: Path, store: Path) -> Run:
+    """Run ours into a fresh folder, which goes afterwards: the disk's cache is as large for the next one."""
+    console.get_logger().info("ours (some minutes)")
+    run = watched([sys.executable, "-m", "benchmarks.ours_prepare", csv, store])
+    shutil.rmtree(store)
+    return run
 
 
 def summary(ours: Run, theirs: Run) -> dict[str, float]:
@@ -149,12 +161,12 @@ def _read(pid: int, ended: threading.Event, readings: list[tuple[float, float]])
 
 
 def own_gib(pid: int) -> float | None:
-    """Return the anonymous and shared memory of a process, or None when it has ended."""
+    """Return the dirty memory that a process maps, all anonymous memory included, or None when it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    kib = [int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))]
+    kib = [int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Shared_Dirty:"))]
     return sum(kib) / KIB_PER_GIB if kib else None
 
 
