@@ -38,23 +38,23 @@ TRIED: dict[str, tuple[str, ...]] = {
         "train.batch_size=64 negatives.count=256 model.dropout=0.1 optim.lr=2e-3 sampling.fanouts=[5,10] train.epochs=3",
         "train.batch_size=128 negatives.count=256 model.dropout=0.1 optim.lr=3e-3 sampling.fanouts=[5,10] train.epochs=4",
         "train.batch_size=256 negatives.count=512 model.dropout=0.1 optim.lr=3e-3 sampling.fanouts=[5,10] train.epochs=5",
-        "train.batch_size=512 negatives.count=1024 model.dropout=0.4 optim.lr=2e-3 sampling.fanouts=[15,10]"
-        " optim.schedule=constant train.epochs=16",
+        "ranks=1 train.batch_size=384 train.micro_batches=1 negatives.count=384 model.dropout=0 optim.lr=4e-3"
+        " optim.warmup_steps=40 sampling.fanouts=[3,10] train.epochs=3",
     ),
     "sampled": (
         "--batch 128 --pool 256 --dropout 0.1 --lr 0.002 --linear --fanouts 5 10 --epochs 3",
         "--batch 256 --pool 256 --dropout 0.1 --lr 0.003 --linear --fanouts 5 10 --epochs 4",
         "--batch 512 --pool 512 --dropout 0.1 --lr 0.003 --linear --fanouts 5 10 --epochs 5",
-        "--batch 1024 --pool 1024 --dropout 0.4 --lr 0.004 --fanouts 15 10 --epochs 16",
+        "--batch 384 --pool 384 --dropout 0 --lr 0.004 --warmup 40 --linear --fanouts 3 10 --epochs 3",
     ),
     "full": (
         "--batch 1024 --pool 1024 --dropout 0.1 --lr 0.003 --linear --epochs 4",
         "--batch 2048 --pool 1024 --dropout 0.1 --lr 0.004 --linear --epochs 8",
-        "--batch 4096 --pool 1024 --dropout 0.1 --lr 0.008 --linear --epochs 12",
-        "--batch 1024 --pool 1024 --dropout 0.4 --lr 0.002 --epochs 16",
+        "--batch 1024 --pool 1024 --dropout 0 --lr 0.004 --warmup 40 --linear --epochs 4",
+        "--batch 1536 --pool 1024 --dropout 0 --lr 0.005 --warmup 40 --linear --epochs 6",
     ),
 }
-BEST = {"ours": 0, "sampled": 0, "full": 0}  # numbers of TRIED, by validation MRR within the seconds of --tune
+BEST = {"ours": 3, "sampled": 3, "full": 2}  # numbers of TRIED, by validation MRR within the seconds of --tune
 PEERS = ("sampled", "full")
 Curve = list[dict[str, float]]  # validations: epoch, seconds, mrr
 
@@ -122,14 +122,16 @@ def peer(args: argparse.Namespace, kind: str, options: str, seed: int) -> Curve:
 
 
 def ours(args: argparse.Namespace, store: Path, options: str, seed: int) -> Curve:
-    """Train a configuration on two ranks of one core each and return its validations."""
+    """Train a configuration on `cores()`, two ranks of one each unless it says ranks=1, and return its validations."""
     console.get_logger().info("ours %s, seed %d", options, seed)
     out = OUT / NAME / f"ours-{seed}"
     shutil.rmtree(ROOT / out, ignore_errors=True)  # a run moves an earlier one aside: they would pile up
     hours = args.seconds / 3600
-    shape = ["optim.schedule=linear", "evaluate.every=1", f"train.max_hours={hours}", *options.split()]
+    ranks, *options_left = options.split() if options.startswith("ranks=") else [f"ranks={RANKS}", *options.split()]
+    shape = ["optim.schedule=linear", "evaluate.every=1", f"train.max_hours={hours}", *options_left]
     started = time.time()
-    trainer("train", args.data, store, *shape, f"train.seed={seed}", f"output.dir={out}")
+    words = [*shape, f"train.seed={seed}", f"output.dir={out}"]
+    trainer("train", args.data, store, *words, ranks=int(ranks.removeprefix("ranks=")))
     curve = validations(read_metrics(ROOT / out / METRICS_FILE), started)
     console.get_logger().info("best valid MRR %.4f after %.1f s", best(curve)["mrr"], best(curve)["seconds"])
     return curve
@@ -143,13 +145,13 @@ def prepare(data: str) -> Path:
     return store
 
 
-def trainer(command: str, data: str, store: Path, *overrides: str) -> None:
-    """Run one of our commands on the cores, `train` under horovodrun; its failure ends the benchmark."""
+def trainer(command: str, data: str, store: Path, *overrides: str, ranks: int = 1) -> None:
+    """Run one of our commands on the cores, several ranks under horovodrun; its failure ends the benchmark."""
     settings = [word for item in (f"data.path={data}", f"data.store={store}", *overrides) for word in ("-s", item)]
     words = [command, "-c", CONFIG, *settings]
     argv = [sys.executable, "-m", "horovod_trainer", *words]
-    if command == "train":
-        argv = horovodrun(sys.executable, RANKS, "horovod_trainer", words)
+    if ranks > 1:
+        argv = horovodrun(sys.executable, ranks, "horovod_trainer", words)
     pinned = ["taskset", "-c", ",".join(map(str, cores())), *argv]
     code = subprocess.run(pinned, cwd=ROOT, stdout=sys.stderr, check=False).returncode
     if code:

@@ -143,9 +143,10 @@ def train_epoch(
     steps = -(-len(graph.source) // args.batch)
     order = random.permutation(len(graph.source))
     for step, first in enumerate(range(0, len(order), args.batch)):
-        if args.linear:  # to 0 at the end of the last epoch
-            left = 1 - ((epoch - 1) * steps + step) / (args.epochs * steps)
-            optimizer.param_groups[0]["lr"] = args.lr * left
+        done = (epoch - 1) * steps + step
+        warm = min(1.0, (done + 1) / args.warmup) if args.warmup else 1.0
+        left = 1 - max(0, done - args.warmup) / (args.epochs * steps - args.warmup) if args.linear else 1.0
+        optimizer.param_groups[0]["lr"] = args.lr * warm * left
         edges = order[first : first + args.batch]
         pool, valid = graph.negatives(random, graph.source[edges], graph.target[edges], args.pool)
         if args.kind == "full":
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--linear", action="store_true", help="learning rate falls to 0 with the last epoch")
+    parser.add_argument("--warmup", type=int, default=0, help="steps in which the learning rate rises from 0")
     parser.add_argument("--pool", type=int, default=1024, help="shared negatives of a step")
     parser.add_argument("--dropout", type=float, default=0.4)
     parser.add_argument("--fanouts", type=int, nargs="+", default=[15, 10])
