@@ -39,7 +39,7 @@ TRIED: dict[str, tuple[str, ...]] = {
         "train.batch_size=128 negatives.count=256 model.dropout=0.1 optim.lr=3e-3 sampling.fanouts=[5,10] train.epochs=4",
         "train.batch_size=256 negatives.count=512 model.dropout=0.1 optim.lr=3e-3 sampling.fanouts=[5,10] train.epochs=5",
         "ranks=1 train.batch_size=384 train.micro_batches=1 negatives.count=384 model.dropout=0 optim.lr=4e-3"
-        " optim.warmup_steps=40 sampling.fanouts=[3,10] train.epochs=3",
+        " optim.warmup_steps=40 optim.average=0.98 sampling.fanouts=[3,10] train.epochs=3",
     ),
     "sampled": (
         "--batch 128 --pool 256 --dropout 0.1 --lr 0.002 --linear --fanouts 5 10 --epochs 3",

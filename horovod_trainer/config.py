@@ -127,6 +127,10 @@ class OptimSection(Section):
     warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] = 0
     scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="scale lr with micro-batches per step")
     clip_norm: Positive | None = None
+    average: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None,
+        description="decay per step of a moving average of the weights, which is validated and kept in their place",
+    )
 
 
 class TrainSection(Section):
@@ -141,7 +145,9 @@ class TrainSection(Section):
     max_steps: Count | None = None
     max_hours: Positive | None = Field(None, description="of training; the last validation and the scoring come on top")
     patience: Count | None = Field(None, description="evaluations without a better validation MRR before stopping")
-    prefetch: Annotated[int, Field(ge=0, le=1024)] = Field(1, description="micro-batches sampled ahead; 0 = none")
+    prefetch: Annotated[int, Field(ge=0, le=1024)] | None = Field(
+        None, description="micro-batches sampled ahead in a thread; null = 1, or 0 where nothing could run beside it"
+    )
     log_every: Count = 10
     communicator: Literal["auto", "horovod", "solo"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

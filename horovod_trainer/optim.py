@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 from torch.optim.adam import adam
+from torch.optim.swa_utils import AveragedModel
 
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import OptimSection
@@ -82,6 +83,20 @@ class Adam:
             decoupled_weight_decay=self.decoupled, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr,
             weight_decay=self.weight_decay, eps=1e-8, maximize=False,
         )  # fmt: skip
+
+
+def averaged(model: nn.Module, decay: float) -> AveragedModel:
+    """Return a copy of the model that follows its weights as a moving average, a step each `update_parameters(model)`.
+
+    After n updates the average keeps min(decay, (1 + n) / (10 + n)) of itself: it forgets the first weights soon.
+    Averages of late iterates: Polyak, Juditsky 1992.
+    """
+
+    def follow(average: torch.Tensor, weights: torch.Tensor, updates: torch.Tensor | int) -> torch.Tensor:
+        count = float(updates)
+        return average.lerp(weights, 1.0 - min(decay, (1.0 + count) / (10.0 + count)))
+
+    return AveragedModel(model, avg_fn=follow)
 
 
 def learning_rate(config: OptimSection, step: int, total_steps: int, micro_batches: int) -> float:

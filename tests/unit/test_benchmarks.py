@@ -26,13 +26,13 @@ def test_products_of_two_layers() -> None:
     assert ours_throughput.flops(products) == 2 * (2 * 10 * 6 * 5) + 3 * (2 * 4 * 10 * 7)
 
 
-def test_ratios_are_of_medians_and_name_both_peers() -> None:
+def test_ratios_are_medians_of_turns_and_name_both_peers() -> None:
     runs: dict[str, list[dict[str, Any]]] = {}
     for shape in throughput.SHAPES:
         runs[f"{shape} ours"] = [run(s, floor_seconds=0.1) for s in (0.2, 0.25, 9.0)]
-        runs[f"{shape} pyg"] = [run(s, variant="trimmed") for s in (1.0, 2.0, 3.0)]
-        runs[f"{shape} same_math"] = [run(0.5)]
-        runs[f"{shape} assembled"] = [run(4.0, variant="trimmed")]
+        runs[f"{shape} pyg"] = [run(s, variant="layered") for s in (1.6, 2.0, 18.0)]
+        runs[f"{shape} same_math"] = [run(s) for s in (0.5, 0.5, 0.6)]
+        runs[f"{shape} assembled"] = [run(s, variant="trimmed") for s in (4.0, 4.0, 9.0)]
     result = throughput.summary(runs, dict.fromkeys(throughput.SHAPES, "trimmed"))
     assert result["ratio_vs_pyg_2_layers"] == result["ratio_vs_pyg_3_layers"] == 8.0
     assert result["ratio_vs_assembled_2_layers"] == 16.0

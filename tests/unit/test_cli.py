@@ -133,6 +133,20 @@ def test_a_loss_that_is_not_finite_ends_with_its_own_code(small: Callable[..., l
     assert "lower optim.lr" in refuse(7, *small("train", "optim.lr=1e30"))
 
 
+def test_averaged_weights_are_validated_and_kept_and_change_no_step(
+    small: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    losses, weights = [], []
+    for setting in ("null", "0.5"):
+        out = tmp_path / f"average-{setting}"
+        assert run(*small("train", f"output.dir={out}", "train.epochs=1", f"optim.average={setting}")).code == 0
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["loss"] for row in rows if row["event"] == "step"])
+        weights.append((out / "model.safetensors").read_bytes())
+    assert losses[0] == losses[1]
+    assert weights[0] != weights[1]
+
+
 # where things lie
 
 

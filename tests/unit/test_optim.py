@@ -19,7 +19,7 @@ from horovod_trainer.data.batches import Recipe
 from horovod_trainer.errors import Diverged, ExitCode
 from horovod_trainer.loss import link_loss
 from horovod_trainer.model import LinkPredictor
-from horovod_trainer.optim import Adam, FlatGradients, learning_rate
+from horovod_trainer.optim import Adam, FlatGradients, averaged, learning_rate
 from horovod_trainer.train import forward
 from tests.graphs import World, random_pairs
 
@@ -240,3 +240,22 @@ def test_a_step_does_not_load_torchs_compiler() -> None:
         "assert float(p.detach()[0]) < 1; sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_average_forgets_the_first_weights_and_follows_the_last() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    average = averaged(model, 0.5)
+    by_hand = None
+    for updates, value in enumerate([8.0, 4.0, 2.0, 6.0]):
+        model.weight.data.fill_(value)
+        average.update_parameters(model)
+        # the first is taken as it is; then (1 + n) / (10 + n) is kept, and never more than 0.5
+        kept = [0.0, 2 / 11, 3 / 12, 4 / 13][updates]
+        by_hand = value if by_hand is None else kept * by_hand + (1 - kept) * value
+        assert average.module.get_parameter("weight").item() == pytest.approx(by_hand)
+    for _ in range(30):
+        average.update_parameters(model)
+    model.weight.data.fill_(10.0)
+    average.update_parameters(model)
+    assert average.module.get_parameter("weight").item() == pytest.approx(8.0, abs=1e-3)
+    assert model.weight.item() == 10.0
