@@ -128,7 +128,14 @@ def ours(args: argparse.Namespace, store: Path, options: str, seed: int) -> Curv
     shutil.rmtree(ROOT / out, ignore_errors=True)  # a run moves an earlier one aside: they would pile up
     hours = args.seconds / 3600
     ranks, *options_left = options.split() if options.startswith("ranks=") else [f"ranks={RANKS}", *options.split()]
-    shape = ["optim.schedule=linear", "evaluate.every=1", f"train.max_hours={hours}", *options_left]
+    shape = [
+        "optim.schedule=linear",
+        "optim.warmup_steps=0",
+        "optim.average=null",
+        "evaluate.every=1",
+        f"train.max_hours={hours}",
+        *options_left,
+    ]
     started = time.time()
     words = [*shape, f"train.seed={seed}", f"output.dir={out}"]
     trainer("train", args.data, store, *words, ranks=int(ranks.removeprefix("ranks=")))
