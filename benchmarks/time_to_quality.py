@@ -127,7 +127,8 @@ def ours(args: argparse.Namespace, store: Path, options: str, seed: int) -> Curv
     out = OUT / NAME / f"ours-{seed}"
     shutil.rmtree(ROOT / out, ignore_errors=True)  # a run moves an earlier one aside: they would pile up
     hours = args.seconds / 3600
-    ranks, *options_left = options.split() if options.startswith("ranks=") else [f"ranks={RANKS}", *options.split()]
+    words = options.split()
+    ranks, *options_left = words if words[0].startswith("ranks=") else [f"ranks={RANKS}", *words]
     shape = [
         "optim.schedule=linear",
         "optim.warmup_steps=0",
@@ -137,8 +138,8 @@ def ours(args: argparse.Namespace, store: Path, options: str, seed: int) -> Curv
         *options_left,
     ]
     started = time.time()
-    words = [*shape, f"train.seed={seed}", f"output.dir={out}"]
-    trainer("train", args.data, store, *words, ranks=int(ranks.removeprefix("ranks=")))
+    given = [*shape, f"train.seed={seed}", f"output.dir={out}"]
+    trainer("train", args.data, store, *given, ranks=int(ranks.removeprefix("ranks=")))
     curve = validations(read_metrics(ROOT / out / METRICS_FILE), started)
     console.get_logger().info("best valid MRR %.4f after %.1f s", best(curve)["mrr"], best(curve)["seconds"])
     return curve
