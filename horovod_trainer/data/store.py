@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -226,6 +227,12 @@ def unnamed_array(folder: Path, shape: tuple[int, ...], dtype: DTypeLike) -> NDA
     with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, dtype, "r+", 0, shape))
+
+
+def write_back(array: NDArray[Any]) -> None:
+    """Begin to bring an array of `unnamed_array` to its disk: what lies there the kernel may drop. Nobody waits for it."""
+    if isinstance(array.base, np.memmap):
+        threading.Thread(target=array.base.flush, name="write back").start()
 
 
 class StoreWriter:

@@ -15,7 +15,7 @@ from horovod_trainer.data.graph import as_floats, as_ids
 from horovod_trainer.data.sources import Progress
 from horovod_trainer.data.sources.tables import read_table
 from horovod_trainer.data.sources.torchfiles import load_torch_file
-from horovod_trainer.data.store import unnamed_array
+from horovod_trainer.data.store import unnamed_array, write_back
 from horovod_trainer.errors import InvalidInput, NotFound, Problem
 
 _PYG, _PLAIN = "processed/geometric_data_processed.pt", "processed/data_processed"
@@ -61,14 +61,12 @@ def _from_csv(raw: Path, scratch: Path, progress: Progress) -> GraphFile:
     pairs = read_table(raw / "edge.csv.gz", edges, np.int32, progress, partial(np.empty, order="F"))
     if pairs.shape[1] != 2:
         raise InvalidInput(Problem(str(raw / "edge.csv.gz"), "has two columns", pairs.shape[1]))
-    features, year = raw / "node-feat.csv.gz", raw / "node_year.csv.gz"
+    file, year, features = raw / "node-feat.csv.gz", raw / "node_year.csv.gz", None
+    if file.is_file():
+        features = read_table(file, nodes, np.float32, progress, partial(unnamed_array, scratch))
+        write_back(features)
     return GraphFile(
-        nodes,
-        pairs.T,
-        read_table(features, nodes, np.float32, progress, partial(unnamed_array, scratch))
-        if features.is_file()
-        else None,
-        read_table(year, nodes, np.float64, progress)[:, 0] if year.is_file() else None,
+        nodes, pairs.T, features, read_table(year, nodes, np.float64, progress)[:, 0] if year.is_file() else None
     )
 
 
