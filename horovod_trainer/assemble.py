@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.config import Config
+from horovod_trainer.data import csr
 from horovod_trainer.data.batches import Recipe, Schedule
 from horovod_trainer.data.gather import Features
-from horovod_trainer.data.graph import row_pointers, symmetric
 from horovod_trainer.data.negatives import Candidates
 from horovod_trainer.data.prepare import changed_settings
 from horovod_trainer.data.sampler import Graph
@@ -121,8 +121,6 @@ def build_evaluator(config: Config, store: Store, comm: Communicator, threads: i
 
 def add_edges(graph: Graph, edge: NDArray[np.int32]) -> Graph:
     """Return the graph with the edges [E, 2] added in both directions, rows ascending and without repeats."""
-    edge = edge[edge[:, 0] != edge[:, 1]]
-    rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-    both = np.concatenate([np.stack([rows, graph.indices.astype(np.int64)]), edge.T.astype(np.int64)], axis=1)
-    source, target = symmetric(both, graph.num_nodes)
-    return replace(graph, indptr=row_pointers(source, graph.num_nodes), indices=target.astype(np.int32))
+    added, _, _ = csr.distinct(csr.from_pairs(edge.T, graph.num_nodes))
+    wider = csr.union(csr.Csr(graph.indptr, graph.indices), csr.symmetric(added))
+    return replace(graph, indptr=wider.indptr, indices=wider.indices)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from horovod_trainer.comm.base import Communicator
     from horovod_trainer.config import Config
 
+COPY_SECONDS = "3600"  # for the slowest node's copy
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -108,6 +110,7 @@ def train(
     console.setup_logging(launcher_rank())
     # before Horovod starts: what is missing is said at once, and nobody waits in a collective for a copy
     lease = staging.acquire(settings.data, console.stage_progress)
+    allow_for_copies(settings)
     comm = open_communicator(settings.train.communicator)
     threads = set_threads(settings, comm)
     from horovod_trainer.run import Run
@@ -150,6 +153,7 @@ def evaluate(
     lease = staging.acquire(settings.data, console.stage_progress)  # held to the end: what is in use is not removed
     store = lease.store
     check_store(settings, store)
+    allow_for_copies(settings)
     comm = open_communicator(settings.train.communicator)
     evaluator = build_evaluator(settings, store, comm, set_threads(settings, comm), split)
     model = load_model(run, settings, evaluator.features.width).to(pick_device(settings.train.device, comm.local_rank))
@@ -197,6 +201,15 @@ def launcher_rank() -> int:
     """Return this process's rank as its launcher says; 0 outside one."""
     names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), 0)
+
+
+def allow_for_copies(settings: Config) -> None:
+    """Let Horovod's start wait for nodes that are still copying the store; the user's own limit wins.
+
+    Gloo's default of 30 s ends a job whose nodes do not all have their copy yet.
+    """
+    if settings.data.stage is not None:
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", COPY_SECONDS)
 
 
 def set_threads(settings: Config, comm: Communicator) -> int:

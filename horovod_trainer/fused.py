@@ -241,7 +241,8 @@ def _activate(x: Any, shift: Any, norms: Any, relu: Any, p: Any, key: Any, out: 
             first = np.uint64(i) * np.uint64(width)
             for f in range(width):
                 kept = kept32(key, threshold, first + np.uint64(f))
-                out[i, f] = x[i, f] * scale if kept and x[i, f] > 0 else np.float32(0)
+                # a NaN stays one, as torch's ReLU keeps it: whether a step is finite is judged by its gradient
+                out[i, f] = x[i, f] * scale if kept and not x[i, f] <= 0 else np.float32(0)
         elif relu:
             for f in range(width):
                 out[i, f] = max(x[i, f], np.float32(0))

@@ -75,12 +75,6 @@ def cleaned(raw: RawGraph) -> tuple[RawGraph, dict[str, int]]:
     return replace(raw, edges=edges.pairs(), year=year, split=split), counts
 
 
-def unique_edges(edges: NDArray[Any], num_nodes: int, directed: bool) -> tuple[NDArray[np.int32], dict[str, int]]:
-    """Return int32 [2, E'] sorted, without self-loops and duplicates, and the counts of what was dropped."""
-    graph, counts = _distinct(edges, num_nodes, directed)
-    return graph.pairs(), counts
-
-
 def _distinct(edges: NDArray[Any], num_nodes: int, directed: bool) -> tuple[csr.Csr, dict[str, int]]:
     graph, loops, repeats = csr.distinct(csr.from_pairs(edges, num_nodes))
     counts = {"self_loops": loops, "duplicates": repeats}
@@ -89,11 +83,6 @@ def _distinct(edges: NDArray[Any], num_nodes: int, directed: bool) -> tuple[csr.
         counts["merged_directions"] = len(graph.indices) - len(once.indices)
         graph = once
     return graph, counts
-
-
-def symmetric(edges: NDArray[Any], num_nodes: int) -> NDArray[np.int32]:
-    """Return int32 [2, M]: every edge but self-loops in both directions, once each, sorted by row 0 and then row 1."""
-    return csr.symmetric(csr.distinct(csr.from_pairs(edges, num_nodes))[0]).pairs()
 
 
 def row_pointers(rows: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
@@ -142,6 +131,9 @@ def _flaws(raw: RawGraph) -> list[Problem]:
     if raw.edges.shape[1] == 0:
         add("edges", "the graph is empty: it has no edge")
     parts = [("edges", raw.edges)]
+    if raw.split is not None and (raw.split.train.ndim != 2 or raw.split.train.shape[0] != 2):
+        add("train edges", "must be [2, E]", raw.split.train.shape)
+        return found
     if raw.split is not None:
         parts.append(("train edges", raw.split.train))
         for name, held_out in (("valid", raw.split.valid), ("test", raw.split.test)):

@@ -60,10 +60,10 @@ def prepare_store(config: DataSection, progress: Progress) -> Path:
             progress("unchanged", 1, 1)
             return path
         progress("clean", 0, 1)
-        graph, cleanup = cleaned(raw)
+        graphs = [cleaned(raw)]
         del raw  # its edges are in the way of what follows
         progress("clean", 1, 1)
-        _build(place, graph, cleanup, config, progress)
+        _build(place, graphs, config, progress)
     return path
 
 
@@ -100,8 +100,9 @@ def changed_settings(manifest: Mapping[str, Any], config: DataSection) -> list[s
     return sorted(key for key in wanted if key not in _NO_CONTENT and stored.get(key) != wanted[key])
 
 
-def _build(path: Path, graph: RawGraph, cleanup: dict[str, int], config: DataSection, progress: Progress) -> None:
-    """Split, check and write the store of a cleaned graph."""
+def _build(path: Path, graphs: list[tuple[RawGraph, dict[str, int]]], config: DataSection, progress: Progress) -> None:
+    """Split, check and write the store of a cleaned graph, which is taken out of its list: nobody else keeps its edges."""
+    graph, cleanup = graphs.pop()
     progress("split", 0, 1)
     split, notes = make_split(graph, config)
     progress("split", 1, 1)
@@ -121,7 +122,15 @@ def _build(path: Path, graph: RawGraph, cleanup: dict[str, int], config: DataSec
         "warnings": [*graph.warnings, *notes, *doubts],
     }  # fmt: skip
     with StoreWriter(path) as writer:
-        manifest["counts"]["graph_edges"] = _write(writer, graph, split, config, progress)
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(_write_features, writer, graph, config, progress)
+            indptr, indices = _write_edges(writer, split, graph.num_nodes)
+            features = writing.result()
+        manifest["counts"]["graph_edges"] = len(indices)
+        if graph.year is not None:
+            writer.put("year", graph.year, np.int32)
+        del graph, split, writing  # half a GiB at citation2's size
+        _write_aggregates(writer, indptr, indices, features, config.neighbour_max, progress)
         writer.commit(manifest, progress)
 
 
@@ -163,18 +172,6 @@ def _counts(graph: RawGraph, split: Split) -> dict[str, Any]:
         "negatives_per_query": None if negatives[0] is None else negatives[0].shape[1],
         "years": None if graph.year is None else [int(graph.year.min()), int(graph.year.max())],
     }
-
-
-def _write(writer: StoreWriter, graph: RawGraph, split: Split, config: DataSection, progress: Progress) -> int:
-    """Write every array; return the number of entries of the message-passing graph."""
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(_write_features, writer, graph, config, progress)
-        indptr, indices = _write_edges(writer, split, graph.num_nodes)
-        features = writing.result()
-    _write_aggregates(writer, indptr, indices, features, config.neighbour_max, progress)
-    if graph.year is not None:
-        writer.put("year", graph.year, np.int32)
-    return len(indices)
 
 
 def _write_edges(writer: StoreWriter, split: Split, num_nodes: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

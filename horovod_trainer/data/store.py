@@ -87,6 +87,7 @@ def open_store(path: Path) -> Store:
     unsafe to use: ids that lead out of the graph, arrays that do not fit together. Only `verify_store` reads all bytes.
     """
     manifest = read_manifest(path)
+    folder = path.stat().st_ino
     known = manifest["arrays"]
     arrays, problems = _open_arrays(path, known)
     problems += [
@@ -100,6 +101,8 @@ def open_store(path: Path) -> Store:
         ]
     # Mapped anew: what the check has read would count as this process's memory, used or not (0.7 GiB of negatives).
     arrays, changed = _open_arrays(path, known)
+    if path.stat().st_ino != folder:
+        changed.append(Problem(str(path), "another store took its place while this one was checked; start again"))
     if problems or changed:
         raise InvalidInput(problems or changed)
     held_out = {

@@ -46,6 +46,13 @@ def test_activation(rows: int, width: int, normalise: bool, relu: bool, p: float
     torch.testing.assert_close(ours.grad[some], plain.grad[some], rtol=1e-4, atol=1e-5)  # type: ignore[index]
 
 
+def test_dropout_hides_no_nan() -> None:
+    x = torch.tensor([[1.0, torch.nan, -1.0, 2.0]]).repeat(8, 1)
+    out = activate(x.clone(), normalise=False, relu=True, p=0.5, key=3)
+    assert out[:, 1].isnan().any()
+    assert not out[:, [0, 2, 3]].isnan().any()
+
+
 def test_dropout_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="follows a ReLU"):
         activate(torch.ones(2, 2), normalise=False, relu=False, p=0.5, key=1)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_trainer.config import DataSection, Synthetic
-from horovod_trainer.data.graph import row_pointers, symmetric, unique_edges
+from horovod_trainer.data import csr
+from horovod_trainer.data.graph import row_pointers
 from horovod_trainer.data.store import verify_store
 from tests.raw import open_prepared
 
@@ -51,13 +52,14 @@ def test_damage_is_named_file_by_file(original: Path, data: st.DataObject) -> No
 def test_clean_up_and_symmetry_against_sets(n: int, data: st.DataObject) -> None:
     node = st.integers(0, n - 1)
     pairs = data.draw(st.lists(st.tuples(node, node), max_size=40))
-    edges, dropped = unique_edges(np.array(pairs, np.int64).reshape(-1, 2).T, n, directed=True)
+    graph, *dropped = csr.distinct(csr.from_pairs(np.array(pairs, np.int64).reshape(-1, 2).T, n))
     kept = sorted({(u, v) for u, v in pairs if u != v})
-    assert [tuple(edge) for edge in edges.T.tolist()] == kept
-    assert len(kept) + sum(dropped.values()) == len(pairs)
-    once, _ = unique_edges(np.array(pairs, np.int64).reshape(-1, 2).T, n, directed=False)
-    assert [tuple(edge) for edge in once.T.tolist()] == sorted({(min(pair), max(pair)) for pair in kept})
-    rows, cols = symmetric(edges, n)
+    assert [tuple(edge) for edge in graph.pairs().T.tolist()] == kept
+    assert len(kept) + sum(dropped) == len(pairs)
+    assert [tuple(edge) for edge in csr.unordered(graph).pairs().T.tolist()] == sorted(
+        {(min(pair), max(pair)) for pair in kept}
+    )
+    rows, cols = csr.symmetric(graph).pairs()
     mutual = sorted({edge for u, v in kept for edge in ((u, v), (v, u))})
     assert list(zip(rows.tolist(), cols.tolist(), strict=True)) == mutual
     assert np.array_equal(np.repeat(np.arange(n), np.diff(row_pointers(rows, n))), rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_trainer.data.sources import tables
+from horovod_trainer.errors import InvalidInput
 from tests.raw import silent
 
 number = st.one_of(
@@ -70,3 +73,22 @@ def test_whole_numbers(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
     for text in (b"1,2\n3,4.0\n", b"1,2\n3,1e2\n", b"1,2\n3\n", b"1,2\n3,4,5\n", b"1,2\n3,99999999999999999\n"):
         file.write_bytes(gzip.compress(text))
         assert not tables._read_plain(file, out, silent)
+
+
+def test_a_line_without_an_end_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_LONGEST", 1 << 12)
+    monkeypatch.setattr(tables, "_BLOCK", 1 << 10)
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(gzip.compress(b"0" * (1 << 16)))
+    with pytest.raises(InvalidInput, match="a line of more than 4096 bytes"):
+        tables.read_table(file, 2, np.float32, silent)
+
+
+def test_a_full_disk_is_not_the_file_s_fault(tmp_path: Path) -> None:
+    def full(shape: tuple[int, int], dtype: type[np.generic]) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(gzip.compress(b"1,2\n"))
+    with pytest.raises(OSError, match="No space left"):
+        tables.read_table(file, 1, np.float32, silent, full)

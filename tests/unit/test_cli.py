@@ -17,6 +17,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from horovod_trainer.cli import allow_for_copies
+from horovod_trainer.config import load_config
 from horovod_trainer.data.store import StoreWriter
 from horovod_trainer.errors import ExitCode
 from tests.commands import COMMANDS, ROOT, refuse, run, start
@@ -321,3 +323,15 @@ def test_the_documented_codes_are_the_real_ones() -> None:
     documented = {int(line.split("|")[1]) for line in table.splitlines() if line.startswith("| ") and line[2].isdigit()}
     assert documented <= set(ExitCode)
     assert {0, 1, 2, 3, 4, 5, 6, 7, 130} <= documented
+
+
+def test_a_start_waits_for_nodes_that_still_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+    monkeypatch.setenv(name, "77")  # so that it is put back
+    allow_for_copies(load_config([], [f"data.stage={tmp_path}"]))
+    assert os.environ[name] == "77"  # the user's own
+    monkeypatch.delenv(name)
+    allow_for_copies(load_config([], []))
+    assert name not in os.environ
+    allow_for_copies(load_config([], [f"data.stage={tmp_path}"]))
+    assert float(os.environ[name]) > 30

@@ -44,6 +44,15 @@ def test_small_unsigned_ids_do_not_wrap(tmp_path: Path) -> None:
     assert raw.edges.dtype == raw.split.train.dtype == np.int32
 
 
+def test_training_edges_the_wrong_way_round_are_named(tmp_path: Path) -> None:
+    write_split(tmp_path, np.int32)
+    with np.load(tmp_path / "split.npz") as split:
+        members = dict(split)
+    np.savez(tmp_path / "split.npz", **{**members, "train_edge": members["train_edge"].T})
+    with pytest.raises(InvalidInput, match=r"train edges: must be \[2, E\]"):
+        open_prepared(DataSection(source="npz", path=str(tmp_path), store=str(tmp_path / "store")))
+
+
 def test_labels_are_never_features(tmp_path: Path) -> None:
     write_split(tmp_path, np.uint16)
     assert load(tmp_path).features is None

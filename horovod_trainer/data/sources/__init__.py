@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from horovod_trainer.config import DataSection
 from horovod_trainer.data.graph import RawGraph
+from horovod_trainer.errors import InvalidInput, Problem
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -27,4 +28,8 @@ class Source(Protocol):
 
 def source_of(kind: str) -> Source:
     """Return the source of a kind; loaded late, since each brings its own libraries."""
-    return cast(Source, importlib.import_module(f"{__name__}.{kind}"))
+    try:
+        return cast(Source, importlib.import_module(f"{__name__}.{kind}"))
+    except ModuleNotFoundError as failure:
+        advice = "pip install 'horovod-trainer[data]'"
+        raise InvalidInput(Problem("data.source", f"{kind} needs {failure.name}: {advice}", kind)) from None

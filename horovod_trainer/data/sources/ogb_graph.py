@@ -109,14 +109,22 @@ def _from_processed(file: Path, both_ways: bool) -> GraphFile:
     return _checked(file, nodes, pairs, pairs.shape[1], features, content.get("node_year"))
 
 
+def _dense(where: str, array: Any) -> NDArray[Any] | None:
+    try:
+        return None if array is None else np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as failure:  # a sparse tensor, bfloat16, lists of different lengths
+        raise InvalidInput(Problem(where, f"is no plain array of numbers: {failure}", type(array).__name__)) from None
+
+
 def _checked(file: Path, nodes: int, pairs: Any, edges: int, features: Any, year: Any) -> GraphFile:
     """Return the graph of arrays in memory after checking their sizes against each other."""
     pairs = as_ids(f"{file}: edge_index", pairs)
     found = []
     if pairs.shape != (2, edges):
         found.append(Problem(f"{file}: edge_index", f"must be [2, {edges}]", pairs.shape))
-    features = None if features is None else np.asarray(features)
-    year = None if year is None else np.asarray(year)
+    features, year = (
+        _dense(f"{file}: {name}", array) for name, array in (("node_feat", features), ("node_year", year))
+    )
     found += [
         Problem(f"{file}: {name}", f"needs {nodes} rows", array.shape)
         for name, array in (("node_feat", features), ("node_year", year))

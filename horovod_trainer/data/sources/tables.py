@@ -57,6 +57,8 @@ def read_table(
     except FileNotFoundError:
         raise NotFound(Problem(str(file), "missing")) from None
     except _UNREADABLE as failure:
+        if isinstance(failure, OSError) and failure.errno:  # the disk's fault, not the file's
+            raise
         raise InvalidInput(Problem(str(file), f"not a readable gzipped CSV: {failure}")) from None
     if out is None or done != len(out):
         raise InvalidInput(Problem(str(file), f"should hold {rows} rows", done))
@@ -120,6 +122,8 @@ def _lines(file: Path) -> Iterator[bytes]:
                 rest = data[end:]
             else:
                 rest += data
+                if len(rest) > _LONGEST:
+                    raise ValueError(f"a line of more than {_LONGEST} bytes")
     if rest:
         yield rest + b"\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import warnings
 import zipfile
 from pathlib import Path
@@ -23,6 +24,7 @@ _NUMPY: list[Any] = [
     (multiarray.scalar, "numpy._core.multiarray.scalar"),
     np.ndarray, np.dtype, *(type(np.dtype(name)) for name in _NUMBERS),
 ]  # fmt: skip
+_one_at_a_time = threading.Lock()
 _CONTAINER = "data.pkl"  # of the zip format; before torch 1.6 the pickles lay in the file as such
 
 
@@ -41,12 +43,15 @@ def load_torch_file(file: Path, also: tuple[Any, ...] = ()) -> Any:
                 raise
         import torch  # a second and a half that most files do not need
 
-        with torch.serialization.safe_globals([*_NUMPY, *also]), warnings.catch_warnings():
+        # both contexts change what the whole process sees
+        with _one_at_a_time, torch.serialization.safe_globals([*_NUMPY, *also]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the format's age; what matters is raised
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as failure:
         raise InvalidInput(Problem(str(file), f"refused: {_reason(failure)}")) from None
     except (*FOREIGN, RuntimeError, OSError, zipfile.BadZipFile) as failure:
+        if isinstance(failure, OSError) and failure.errno:  # the disk's fault, not the file's
+            raise
         raise InvalidInput(Problem(str(file), f"not a readable torch file: {_reason(failure)}")) from None
 
 
