@@ -15,11 +15,13 @@ KIB_PER_MIB = 1024
 class Footprint:
     """One process in MiB. pss: resident, pages that n processes map counted as 1/n, files' pages included.
 
-    uss: pages that no other process maps. anonymous: its own memory that no file backs.
+    uss: pages that no other process maps; clean: those of them that are a file's as it is on disk, which the kernel drops
+    at will. anonymous: its own memory that no file backs.
     """
 
     pss: float
     uss: float
+    clean: float
     anonymous: float
 
 
@@ -31,22 +33,8 @@ def footprint(pid: int) -> Footprint | None:
         return None
     lines = [line.partition(":") for line in text.splitlines()[1:]]
     mib = {name: int(rest.split()[0]) / KIB_PER_MIB for name, _, rest in lines}
-    return Footprint(mib["Pss"], mib["Private_Clean"] + mib["Private_Dirty"], mib["Anonymous"])
-
-
-def of_arrays(pid: int) -> float:
-    """Return the MiB of clean pages of .npy files that only this process maps; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    kib, inside = 0, False
-    for line in lines:
-        if not line.partition(" ")[0].endswith(":"):  # the line of addresses and path that a mapping begins with
-            inside = line.endswith(".npy")
-        elif inside and line.startswith("Private_Clean:"):
-            kib += int(line.split()[1])
-    return kib / KIB_PER_MIB
+    clean = mib["Private_Clean"]
+    return Footprint(mib["Pss"], clean + mib["Private_Dirty"], clean, mib["Anonymous"])
 
 
 def ranks(launcher: int, module: str) -> list[int]:

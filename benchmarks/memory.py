@@ -3,8 +3,9 @@
 The jobs are `horovodrun ... -m horovod_trainer train`; once metrics.jsonl shows the step asked for, every rank's
 smaps_rollup is read a few times and the job is ended. Four ranks on two cores: their speed says nothing.
 
-USS is what only one process maps. A lonely rank is the only one that maps the store, so all of it that it has touched is in
-its USS, though the kernel may drop it at will: `uss_mib_per_rank` leaves those pages of one rank out, the table has them.
+USS is what only one process maps. A lonely rank is the only one that maps the store and the libraries' code, so what it has
+touched of them is in its USS, though the kernel may drop it at will and a second rank would share it: `uss_mib_per_rank`
+leaves the clean pages of files of one rank out, the table and `uss_mib_1_rank_with_files` have them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cache import BIG_CONFIG, ROOT, big_store, folder
-from benchmarks.footprint import footprint, horovodrun, of_arrays, ranks
+from benchmarks.footprint import Footprint, footprint, horovodrun, ranks
 from benchmarks.harness import end_on_terminate, finish
 from horovod_trainer import console
 from horovod_trainer.cores import usable_cores
@@ -31,7 +32,7 @@ MODULE = "horovod_trainer"
 SMALL_NODES = 200_000
 STEPS = 100  # before reading: a rank keeps what its largest micro-batch so far has needed
 RUNS = [((15, 10), 1), ((15, 10), 2), ((15, 10), 4), ((15, 10, 5), 4)]  # fan-outs, ranks
-KEYS = ("uss", "arrays", "anonymous")
+KEYS = ("uss", "clean", "anonymous")
 READINGS, PAUSE = 8, 0.4  # seconds between readings: they fall anywhere in a step, the largest counts
 PATIENCE = 1500.0  # seconds to the step
 
@@ -51,7 +52,7 @@ def main() -> None:
         "uss_mib_per_rank": round(max(private(run) for run in runs if run["shape"] == name_of(shape))),
         "pss_gib_4_ranks": max(four.values()),
         "pss_gib_4_ranks_by_fanouts": four,
-        "uss_mib_1_rank_with_the_store": round(largest(runs[0], "uss")),
+        "uss_mib_1_rank_with_files": round(largest(runs[0], "uss")),
         "anonymous_growth_mib": round(growth),
         "anonymous_growth_share_of_store": round(growth / more, 4),
     }
@@ -94,7 +95,7 @@ def measure(store: Path, fanouts: Sequence[int], size: int, overrides: Sequence[
                 end(job)
     return {
         "shape": name_of(fanouts), "ranks": size, "steps": STEPS, "seconds": seconds,
-        "readings": readings,
+        "readings": [[asdict(rank) for rank in reading] for reading in readings],
     }  # fmt: skip
 
 
@@ -109,11 +110,11 @@ def wait_for_step(job: subprocess.Popen[bytes], metrics: Path, log: Any) -> floa
     sys.exit(f"the job did not come to step {STEPS}:\n{log.read().decode(errors='replace')[-3000:]}")
 
 
-def read(launcher: int, size: int) -> list[dict[str, float]]:
-    """Return every rank's memory, after a pause; arrays: the store's pages in a rank's USS."""
+def read(launcher: int, size: int) -> list[Footprint]:
+    """Return every rank's memory, after a pause."""
     time.sleep(PAUSE)
-    found = [(footprint(pid), of_arrays(pid)) for pid in ranks(launcher, MODULE)]
-    alive = [{**asdict(each), "arrays": arrays} for each, arrays in found if each is not None]
+    found = [footprint(pid) for pid in ranks(launcher, MODULE)]
+    alive = [each for each in found if each is not None]
     if len(alive) != size:
         sys.exit(f"{len(alive)} of {size} ranks are there to be read")
     return alive
@@ -163,9 +164,9 @@ def row(run: dict[str, Any]) -> list[Any]:
 
 
 def private(run: dict[str, Any]) -> float:
-    """Return the largest USS of a rank, in MiB; of a lonely rank without the store's pages."""
+    """Return the largest USS of a rank, in MiB; of a lonely rank without the files' clean pages."""
     lonely = run["ranks"] == 1
-    return max(float(rank["uss"] - lonely * rank["arrays"]) for reading in run["readings"] for rank in reading)
+    return max(float(rank["uss"] - lonely * rank["clean"]) for reading in run["readings"] for rank in reading)
 
 
 def total_pss(run: dict[str, Any]) -> float:
