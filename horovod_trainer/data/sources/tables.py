@@ -38,7 +38,7 @@ def read_table(
 ) -> NDArray[Any]:
     """Return a gzipped CSV of numbers as [rows, columns]; raises InvalidInput when it has not that many rows.
 
-    rows None: as many as come in one block. An empty cell is NaN where the type has one.
+    rows None: as many as come in one block. An empty cell is NaN where the type has one; an empty line is no row.
     """
     out: NDArray[Any] | None = None
     done = 0
