@@ -16,13 +16,14 @@ class Footprint:
     """One process in MiB. pss: resident, pages that n processes map counted as 1/n, files' pages included.
 
     uss: pages that no other process maps; clean: those of them that are a file's as it is on disk, which the kernel drops
-    at will. anonymous: its own memory that no file backs.
+    at will. anonymous: its own memory that no file backs. dirty: all of it, and pages of files not written back yet.
     """
 
     pss: float
     uss: float
     clean: float
     anonymous: float
+    dirty: float
 
 
 def footprint(pid: int) -> Footprint | None:
@@ -34,7 +35,8 @@ def footprint(pid: int) -> Footprint | None:
     lines = [line.partition(":") for line in text.splitlines()[1:]]
     mib = {name: int(rest.split()[0]) / KIB_PER_MIB for name, _, rest in lines}
     clean = mib["Private_Clean"]
-    return Footprint(mib["Pss"], clean + mib["Private_Dirty"], clean, mib["Anonymous"])
+    dirty = mib["Private_Dirty"] + mib["Shared_Dirty"]
+    return Footprint(mib["Pss"], clean + mib["Private_Dirty"], clean, mib["Anonymous"], dirty)
 
 
 def ranks(launcher: int, module: str) -> list[int]:

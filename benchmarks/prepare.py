@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cache import ROOT, big_csv, folder, peers_python
+from benchmarks.footprint import footprint
 from benchmarks.harness import finish
 from horovod_trainer import console
 
 EVERY = 0.2  # seconds between readings
-KIB_PER_GIB = 2**20
+KIB_PER_GIB, MIB_PER_GIB = 2**20, 2**10
 _BLOCK = 1 << 24
 
 
@@ -163,12 +164,8 @@ def _read(pid: int, ended: threading.Event, readings: list[tuple[float, float]])
 
 def own_gib(pid: int) -> float | None:
     """Return the dirty memory that a process maps, all anonymous memory included, or None when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    kib = [int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Shared_Dirty:"))]
-    return sum(kib) / KIB_PER_GIB if kib else None
+    found = footprint(pid)
+    return None if found is None else found.dirty / MIB_PER_GIB
 
 
 if __name__ == "__main__":

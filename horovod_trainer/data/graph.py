@@ -85,11 +85,6 @@ def _distinct(edges: NDArray[Any], num_nodes: int, directed: bool) -> tuple[csr.
     return graph, counts
 
 
-def row_pointers(rows: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
-    """Return int64 [N+1]: where each node's entries start in ascending `rows`; nodes without entries keep their row."""
-    return csr.pointers(rows, num_nodes)
-
-
 def as_ids(name: str, array: Any) -> NDArray[Any]:
     """Return ids as int32, or as int64 where some do not fit; raises InvalidInput unless integers."""
     try:

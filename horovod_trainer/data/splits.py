@@ -13,7 +13,7 @@ from horovod_trainer.config import DataSection
 from horovod_trainer.counters import below64, derive_key, draw_below, fold64, permutation
 from horovod_trainer.data import csr
 from horovod_trainer.data.exclusion import find
-from horovod_trainer.data.graph import RawGraph, Split, row_pointers
+from horovod_trainer.data.graph import RawGraph, Split
 from horovod_trainer.data.negatives import Candidates
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.errors import InvalidInput, Problem
@@ -136,7 +136,7 @@ def _by_time(graph: RawGraph, config: DataSection) -> tuple[tuple[NDArray[np.int
     wanted = max(1, round((config.valid_fraction + config.test_fraction) * len(source) / 2))
     shuffled = sources[permutation(derive_key(config.split_seed, Draw.SOURCES), len(sources), 0, len(sources))]
     chosen = np.sort(shuffled[np.argsort(-year[shuffled], kind="stable")][:wanted])
-    first = row_pointers(source[eligible], n)[chosen]
+    first = csr.pointers(source[eligible], n)[chosen]
     count = options[chosen]
     draws = draw_below(derive_key(config.split_seed, Draw.REFERENCES), np.concatenate([count, count - 1]), 1)[:, 0]
     one, other = draws[: len(chosen)], draws[len(chosen) :]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from horovod_trainer.config import DataSection, Synthetic
 from horovod_trainer.data import csr
-from horovod_trainer.data.graph import row_pointers
 from horovod_trainer.data.store import verify_store
 from tests.raw import open_prepared
 
@@ -62,4 +61,4 @@ def test_clean_up_and_symmetry_against_sets(n: int, data: st.DataObject) -> None
     rows, cols = csr.symmetric(graph).pairs()
     mutual = sorted({edge for u, v in kept for edge in ((u, v), (v, u))})
     assert list(zip(rows.tolist(), cols.tolist(), strict=True)) == mutual
-    assert np.array_equal(np.repeat(np.arange(n), np.diff(row_pointers(rows, n))), rows)
+    assert np.array_equal(np.repeat(np.arange(n), np.diff(csr.pointers(rows, n))), rows)

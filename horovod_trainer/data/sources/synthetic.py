@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from horovod_trainer.config import DataSection, Synthetic
 from horovod_trainer.counters import below64, derive_key, fold64
-from horovod_trainer.data.graph import RawGraph, row_pointers
+from horovod_trainer.data import csr
+from horovod_trainer.data.graph import RawGraph
 from horovod_trainer.data.sources import Progress
 from horovod_trainer.jit import compiled
 
@@ -62,7 +63,7 @@ def _citations(topic: NDArray[np.int32], wanted: NDArray[np.int64], settings: Sy
     indptr = np.zeros(len(topic) + 1, np.int64)
     np.cumsum(wanted, out=indptr[1:])
     key = np.uint64(derive_key(settings.seed, 1))
-    made, cited = _cite(topic, row_pointers(np.sort(topic), settings.topics), order, indptr, key)
+    made, cited = _cite(topic, csr.pointers(np.sort(topic), settings.topics), order, indptr, key)
     target = cited[cited >= 0]
     del cited
     return np.stack([np.repeat(np.arange(len(topic)), made), target])
