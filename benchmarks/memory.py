@@ -82,7 +82,8 @@ def measure(store: Path, fanouts: Sequence[int], size: int, overrides: Sequence[
             f"data.store={store}", f"output.dir={out}/run", f"model.layers={len(fanouts)}",
             f"sampling.fanouts={list(fanouts)}", "train.device=cpu", "output.tensorboard=false", *overrides,
         ]  # fmt: skip
-        arguments = ["train", "-c", str(BIG_CONFIG), *(word for setting in settings for word in ("-s", setting))]
+        arguments = ["train", "--resume", "never", "-c", str(BIG_CONFIG)]
+        arguments += [word for setting in settings for word in ("-s", setting)]
         with open(Path(out) / "log", "w+b") as log:
             job = subprocess.Popen(
                 horovodrun(sys.executable, size, MODULE, arguments), cwd=ROOT, stdout=log, stderr=log,

@@ -69,11 +69,11 @@ def timed(
 ) -> tuple[float, float, dict[str, float]]:
     """Return mean seconds of `steps` steps after `warmup` more, their processor's seconds, and seconds of each phase."""
     for step in range(warmup):
-        trainer._step(0, step, batches, False)
+        trainer._step(0, step, batches)
     trainer.timers.snapshot_and_reset()
     started, cpu = time.perf_counter(), time.process_time()
     for step in range(steps):
-        trainer._step(0, warmup + step, batches, False)
+        trainer._step(0, warmup + step, batches)
     seconds, cpu = (time.perf_counter() - started) / steps, (time.process_time() - cpu) / steps
     return seconds, cpu, {name: total / steps for name, total in trainer.timers.snapshot_and_reset().items()}
 

@@ -48,7 +48,7 @@ def train(common: list[str], ranks: int, seed: int, out: Path) -> dict[str, Any]
     started = time.monotonic()
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(ranks)]
     own = ["-s", f"train.seed={seed}", "-s", f"output.dir={out}"]
-    run([*horovodrun, sys.executable, "-m", "horovod_trainer", "train", *common, *own])
+    run([*horovodrun, sys.executable, "-m", "horovod_trainer", "train", "--resume", "never", *common, *own])
     result: dict[str, Any] = json.loads((ROOT / out / "result.json").read_text())
     result["wall_seconds"] = time.monotonic() - started
     print(f"seed {seed}: test MRR {result['test']['mrr']:.4f}, {result['wall_seconds']:.0f} s", flush=True)

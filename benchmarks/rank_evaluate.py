@@ -24,10 +24,11 @@ def main() -> None:
     began = time.monotonic()
     from horovod_trainer import console
     from horovod_trainer.assemble import build_evaluator, build_model
-    from horovod_trainer.cli import launcher_rank, set_threads
+    from horovod_trainer.cli import set_threads
     from horovod_trainer.comm.backends import open_communicator
     from horovod_trainer.config import load_config
     from horovod_trainer.data.store import open_store
+    from horovod_trainer.launchers import launcher_rank
 
     console.setup_logging(launcher_rank())
     config = load_config([Path(args.config)], args.set)

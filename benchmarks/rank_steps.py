@@ -80,9 +80,10 @@ def communicator(args: argparse.Namespace) -> Communicator:
 def train(args: argparse.Namespace) -> None:
     """Train until the job is ended, or to the end with scores."""
     from horovod_trainer import console
-    from horovod_trainer.cli import launcher_rank, set_threads
+    from horovod_trainer.cli import set_threads
     from horovod_trainer.config import load_config
     from horovod_trainer.data.store import open_store
+    from horovod_trainer.launchers import launcher_rank
 
     console.setup_logging(launcher_rank())
     settings = load_config([args.config], args.set)

@@ -69,8 +69,8 @@ def first_steps(folder: Path) -> dict[str, list[float]]:
     overrides = [word for item in settings for word in ("-s", item)]
     subprocess.run([sys.executable, "-m", MODULE, "prepare", *overrides], cwd=ROOT, stdout=sys.stderr, check=True)
     commands = {
-        "first step": [sys.executable, "-m", MODULE, "train", *overrides],
-        "first step, 2 ranks": horovodrun(sys.executable, 2, MODULE, ["train", *overrides]),
+        "first step": [sys.executable, "-m", MODULE, "train", "--resume", "never", *overrides],
+        "first step, 2 ranks": horovodrun(sys.executable, 2, MODULE, ["train", "--resume", "never", *overrides]),
     }
     runs: dict[str, list[float]] = {}
     for number, (name, command) in enumerate(commands.items()):

@@ -159,7 +159,7 @@ def prepare(data: str) -> Path:
 def trainer(command: str, data: str, store: Path, *overrides: str, ranks: int = 1) -> None:
     """Run one of our commands on the cores, several ranks under horovodrun; its failure ends the benchmark."""
     settings = [word for item in (f"data.path={data}", f"data.store={store}", *overrides) for word in ("-s", item)]
-    words = [command, "-c", CONFIG, *settings]
+    words = [command, *(["--resume", "never"] if command == "train" else []), "-c", CONFIG, *settings]
     argv = [sys.executable, "-m", "horovod_trainer", *words]
     if ranks > 1:
         argv = horovodrun(sys.executable, ranks, "horovod_trainer", words)

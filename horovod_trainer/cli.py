@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from horovod_trainer.allocator import restart_tuned
-from horovod_trainer.errors import CommunicationFailed, ExitCode, InvalidInput, NotFound, Problem, TrainerError
+from horovod_trainer.ending import end_with, farewell, leave
+from horovod_trainer.errors import ExitCode, InvalidInput, Problem
+from horovod_trainer.launchers import launcher_rank
+from horovod_trainer.stopping import StopWish
+from horovod_trainer.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from horovod_trainer.comm.base import Communicator
     from horovod_trainer.config import Config
+    from horovod_trainer.data.staging import Lease
 
 COPY_SECONDS = "3600"  # for the slowest node's copy
 
@@ -42,8 +47,6 @@ Overrides = Annotated[
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="text or json.")]
 
 SplitName = Literal["valid", "test"]
-
-FIRST_ERROR_SECONDS = 1.0  # a rank that fails because another did lets the other speak first
 
 
 @app.callback(invoke_without_command=True)
@@ -96,40 +99,86 @@ def train(
     max_hours: Annotated[
         float | None, typer.Option(metavar="HOURS", help="Stop after this long: short for train.max_hours.")
     ] = None,
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|DIR", help="Go on in output.dir, train anew, or go on from a folder.")
+    ] = "auto",
     output: Output = "text",
 ) -> None:
-    """Train on a prepared store. Under horovodrun or mpirun: on all its ranks."""
+    """Train on a prepared store. Under horovodrun or mpirun: on all its ranks. Goes on where it was interrupted."""
     want_output(output)
-    from horovod_trainer import console
-    from horovod_trainer.comm.backends import open_communicator
-    from horovod_trainer.config import load_config
-    from horovod_trainer.data import staging
+    hours = [] if max_hours is None else [f"train.max_hours={max_hours}"]
+    with StopWish() as stop:
+        run_training(config, [*override, *hours], resume, output, stop)
 
-    override = override if max_hours is None else [*override, f"train.max_hours={max_hours}"]
+
+def run_training(config: list[Path], override: list[str], resume: str, output: str, stop: StopWish) -> None:
+    """Open the store and the world, then train from the start or from a checkpoint, and show the result."""
+    from horovod_trainer import console
+    from horovod_trainer.config import load_config
+
     settings = load_config(config, override)
     console.setup_logging(launcher_rank())
-    # before Horovod starts: what is missing is said at once, and nobody waits in a collective for a copy
-    lease = staging.acquire(settings.data, console.stage_progress)
-    allow_for_copies(settings)
-    comm = open_communicator(settings.train.communicator)
-    threads = set_threads(settings, comm)
-    from horovod_trainer.run import Run
-    from horovod_trainer.train import Trainer
+    with world(settings) as (lease, comm, threads, watchdog):
+        from horovod_trainer.assemble import check_store
+        from horovod_trainer.resume import begin, say_changes
+        from horovod_trainer.run import Run
+        from horovod_trainer.train import Trainer
 
-    trainer = Trainer(
-        settings, lease.store, comm, threads
-    )  # refuses what cannot run, before an earlier run is moved aside
-    run = Run.start(Path(settings.output.dir), comm, settings)
-    result = trainer.run(run.telemetry)
-    if comm.rank == 0:
-        plot = run.finish(trainer.model, result)
-        rows = {f"{split} {name}": value for split in ("valid", "test") for name, value in result[split].items()}
-        shown = {"best epoch": result["best_epoch"], "steps": result["steps"], "seconds": round(result["seconds"], 1)}
-        title = f"{result['data']['name']}, {console.counted(comm.size, 'rank')}, validation edges at test time: " + (
-            "in the graph" if settings.evaluate.use_valid_edges else "not in the graph"
-        )
-        show(output, title, rows | shown, result, f"ended: {result['ended']}", closing(result, plot))
-    comm.close()
+        check_store(settings, lease.store)
+        start = begin(comm, settings, lease.store.manifest["digest"], resume)
+        if start.result is not None:
+            if comm.rank == 0:
+                console.get_logger().info("%s is finished already; --resume never trains it again", settings.output.dir)
+                show_result(output, settings, start.result)
+            return
+        # refuses what cannot run, before an earlier run is moved aside
+        trainer = Trainer(start.config, lease.store, comm, threads, stop, watchdog)
+        if start.progress is not None:
+            trainer.restore(start.progress, start.checkpoint)
+        run = Run.start(Path(settings.output.dir), comm, settings, start.go_on)
+        if start.checkpoint is not None:
+            console.get_logger().info("going on after step %d", trainer.progress.step)
+            for sentence in say_changes(start.checkpoint.state, start.config):
+                console.get_logger().info("%s", sentence)
+        result = trainer.run(run.telemetry, run.checkpoints)
+        if comm.rank == 0:
+            run.finish(trainer.model, result)
+            show_result(output, settings, result)
+
+
+@contextmanager
+def world(settings: Config) -> Iterator[tuple[Lease, Communicator, int, Watchdog]]:
+    """Yield the open store, the communicator, this rank's threads and the watchdog, which runs meanwhile."""
+    from horovod_trainer import console
+    from horovod_trainer.comm.backends import open_communicator
+    from horovod_trainer.data import staging
+    from horovod_trainer.launch import end_earlier_tries
+
+    if int(os.environ.get("HOROVOD_LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0) == 0:
+        end_earlier_tries()
+    with Watchdog(settings.train.watchdog_s, farewell) as watchdog:
+        # before Horovod starts: what is missing is said at once, and nobody waits in a collective for a copy
+        with watchdog.suspended():
+            lease = staging.acquire(settings.data, console.stage_progress)
+        allow_for_copies(settings)
+        with watchdog.suspended() if settings.data.stage is not None else nullcontext():  # other nodes still copy
+            comm = open_communicator(settings.train.communicator)
+        yield lease, comm, set_threads(settings, comm), watchdog
+        comm.close()
+
+
+def show_result(output: str, settings: Config, result: dict[str, Any]) -> None:
+    """Show a finished run: its scores and where its curves are."""
+    from horovod_trainer import console
+    from horovod_trainer.run import PLOT
+
+    rows = {f"{split} {name}": value for split in ("valid", "test") for name, value in result[split].items()}
+    shown = {"best epoch": result["best_epoch"], "steps": result["steps"], "seconds": round(result["seconds"], 1)}
+    edges = "in" if result["validation_edges_in_test_graph"] else "not in"
+    ranks = console.counted(result["world"]["size"], "rank")
+    title = f"{result['data']['name']}, {ranks}, validation edges at test time: {edges} the graph"
+    plot = Path(settings.output.dir) / PLOT
+    show(output, title, rows | shown, result, f"ended: {result['ended']}", closing(result, plot))
 
 
 @app.command("eval")
@@ -142,26 +191,44 @@ def evaluate(
     """Score a split with the weights of a run. Every query, full graph; on several ranks when launched so."""
     want_output(output)
     from horovod_trainer import console
-    from horovod_trainer.assemble import build_evaluator, check_store
-    from horovod_trainer.comm.backends import open_communicator
-    from horovod_trainer.data import staging
     from horovod_trainer.run import load_model, load_run_config
-    from horovod_trainer.train import pick_device
 
     console.setup_logging(launcher_rank())
     settings = load_run_config(run, override)
-    lease = staging.acquire(settings.data, console.stage_progress)  # held to the end: what is in use is not removed
-    store = lease.store
-    check_store(settings, store)
-    allow_for_copies(settings)
-    comm = open_communicator(settings.train.communicator)
-    evaluator = build_evaluator(settings, store, comm, set_threads(settings, comm), split)
-    model = load_model(run, settings, evaluator.features.width).to(pick_device(settings.train.device, comm.local_rank))
-    result = evaluator.run(model, store.held_out(split), progress=console.stage_progress)
-    if comm.rank == 0:
-        edges = "in" if settings.evaluate.use_valid_edges else "not in"
-        show(output, f"{run}, {split}; validation edges {edges} the test graph", result, {"split": split} | result)
-    comm.close()
+    with world(settings) as (lease, comm, threads, watchdog):
+        from horovod_trainer.assemble import build_evaluator, check_store
+        from horovod_trainer.devices import pick_device
+
+        store = lease.store
+        check_store(settings, store)
+        evaluator = build_evaluator(settings, store, comm, threads, split)
+        model = load_model(run, settings, evaluator.features.width)
+        model = model.to(pick_device(settings.train.device, comm.local_rank))
+        result = evaluator.run(model, store.held_out(split), progress=watchdog.counting(console.stage_progress))
+        if comm.rank == 0:
+            edges = "in" if settings.evaluate.use_valid_edges else "not in"
+            show(output, f"{run}, {split}; validation edges {edges} the test graph", result, {"split": split} | result)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- LAUNCHER ...", help="mpirun, horovodrun or torchrun.")],
+    exit_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder that all hosts share, for the first failing rank's words."),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What makes two calls tries of one job; else command and folder.")
+    ] = None,
+) -> None:
+    """Start a launcher and say how its job really ended. SIGTERM and Ctrl-C stop the ranks after a checkpoint."""
+    from horovod_trainer import console
+    from horovod_trainer.launch import Front
+
+    console.setup_logging()
+    ended = Front(command, exit_dir, job).run()
+    console.print_error(ended.sentences, stopped=ended.code == ExitCode.STOPPED)
+    raise typer.Exit(ended.code)
 
 
 @app.command("config")
@@ -195,12 +262,6 @@ def check(output: Output = "text") -> None:
         console.table("This machine and build", ["fact", "value", "", "fix"], rows)
     if not ready:
         raise typer.Exit(ExitCode.FAILED)
-
-
-def launcher_rank() -> int:
-    """Return this process's rank as its launcher says; 0 outside one."""
-    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), 0)
 
 
 def allow_for_copies(settings: Config) -> None:
@@ -276,62 +337,6 @@ def main() -> None:
     """Run the command line; every error ends as one line each and its exit code; a traceback means a bug of ours."""
     try:
         code = app(standalone_mode=False)
-        leave(code if isinstance(code, int) else ExitCode.OK)
-    except typer.TyperException as failure:  # what was typed
-        message = " ".join(failure.format_message().split())
-        report(InvalidInput(f"{message.rstrip('.')} (see --help)"))
-        leave(ExitCode.INVALID)
-    except (KeyboardInterrupt, typer.Abort):
-        leave(ExitCode.INTERRUPTED)
-    except TrainerError as failure:
-        report(failure)
-        leave(failure.exit_code)
-    except BrokenPipeError:  # the reader has left and wants to hear no more
-        leave(ExitCode.FAILED)
-    except OSError as failure:
-        kind = NotFound if isinstance(failure, FileNotFoundError) else TrainerError
-        error = kind(Problem(str(failure.filename or "input or output"), failure.strerror or str(failure)))
-        report(error)
-        leave(error.exit_code)
-    except Exception as failure:
-        if ran_out_of_memory(failure):
-            report(TrainerError(f"out of memory: {' '.join(str(failure).split())}"))
-        else:
-            traceback.print_exc()  # and leave at once, so that the other ranks do not wait for this one
-        leave(ExitCode.FAILED)
-
-
-def ran_out_of_memory(failure: Exception) -> bool:
-    """Return whether this is numpy's, the CPU allocator's or CUDA's way to say so; torch raises RuntimeErrors."""
-    return isinstance(failure, MemoryError) or (
-        isinstance(failure, RuntimeError)
-        and any(sign in str(failure) for sign in ("not enough memory", "can't allocate memory", "out of memory"))
-    )
-
-
-def report(error: TrainerError) -> None:
-    """Print an error's problems, one line each; one that all ranks share is printed by rank 0 alone."""
-    from horovod_trainer import console
-
-    if error.agreed and launcher_rank() != 0:
-        return
-    if isinstance(error, CommunicationFailed):
-        time.sleep(FIRST_ERROR_SECONDS)
-    console.print_error(error)
-
-
-def leave(code: int) -> NoReturn:
-    """End the process; under a launcher at once, so that a failed rank takes the job down instead of waiting for it."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is None:  # closed by the caller
-            continue
-        try:
-            stream.flush()
-        except OSError as failure:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # where what it still holds can go
-            if code == ExitCode.OK and not isinstance(failure, BrokenPipeError):
-                report(TrainerError(Problem(stream.name, failure.strerror or str(failure))))
-            code = code or ExitCode.FAILED
-    if code != ExitCode.OK and any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")):
-        os._exit(code)
-    sys.exit(code)
+    except BaseException as failure:
+        end_with(failure)
+    leave(code if isinstance(code, int) else ExitCode.OK)

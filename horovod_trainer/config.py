@@ -154,6 +154,18 @@ class TrainSection(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="per rank; null = its share of the cores"
     )
+    watchdog_s: Annotated[float, Field(ge=1.0, le=1e6)] | None = Field(
+        300.0, description="seconds without progress after which a rank ends itself, and with it the job; null = never"
+    )
+
+
+class CheckpointSection(Section):
+    """When a run is saved, besides after every validation and when it is asked to stop; and what is kept."""
+
+    every_minutes: Positive | None = 10.0
+    every_steps: Count | None = None
+    keep_last: Count = 2
+    keep_best: Annotated[int, Field(ge=0, lt=2**31)] = Field(1, description="by validation MRR, beside the last ones")
 
 
 class EvaluateSection(Section):
@@ -192,6 +204,7 @@ class Config(Section):
     optim: OptimSection = OptimSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     launch: LaunchSection = LaunchSection()
     output: OutputSection = OutputSection()
 

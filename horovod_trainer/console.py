@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from horovod_trainer.errors import InvalidInput, Problem, TrainerError
+from horovod_trainer.errors import InvalidInput, Problem
 
 if TYPE_CHECKING:
     import rich.progress
@@ -47,10 +47,10 @@ def setup_logging(rank: int = 0, run: str = "") -> None:
     logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
-def print_error(error: TrainerError) -> None:
-    """Print one line per problem to stderr: `error: path: message (got X) [file:line]`."""
-    for problem in error.problems:
-        print(f"error: {problem}", file=sys.stderr, flush=True)
+def print_error(sentences: Iterable[object], stopped: bool = False) -> None:
+    """Print one line per problem to stderr: `error: path: message (got X) [file:line]`; `stopped: ...` where none is wrong."""
+    for sentence in sentences:
+        print(f"{'stopped' if stopped else 'error'}: {sentence}", file=sys.stderr, flush=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -121,3 +121,21 @@ class Diverged(TrainerError):
 
 class CommunicationFailed(TrainerError):
     """A collective did not come to its end: another rank ended, or the network did."""
+
+
+class Stopped(TrainerError):
+    """The run was asked to stop and did so: the same command goes on from its checkpoint."""
+
+    exit_code = ExitCode.STOPPED
+
+
+class TimedOut(TrainerError):
+    """Nothing went on for longer than it may."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+def of_exit_code(code: int) -> type[TrainerError]:
+    """Return the kind of error that ends with an exit code; TrainerError for codes without a kind of their own."""
+    kinds = [kind for kind in TrainerError.__subclasses__() if kind.exit_code == code]
+    return kinds[0] if kinds and code != ExitCode.FAILED else TrainerError

@@ -19,7 +19,7 @@ from horovod_trainer.data.gather import Features
 from horovod_trainer.data.sampler import Graph
 from horovod_trainer.data.store import HeldOut
 from horovod_trainer.errors import Diverged
-from horovod_trainer.inference import Buffers, Matrix, Progress, embed, one_thread_per_block, quiet
+from horovod_trainer.inference import Buffers, Matrix, Progress, embed, nothing, one_thread_per_block, quiet
 from horovod_trainer.jit import compiled, reassociated
 from horovod_trainer.model import DotDecoder, LinkPredictor, MlpDecoder
 
@@ -50,22 +50,25 @@ class Evaluator:
         queries: int | None = None,
         seed: int = 0,
         progress: Progress = quiet,
+        between: Callable[[], None] = nothing,
     ) -> dict[str, float]:
         """Return the metrics of a split, equal on every rank and for every number of ranks.
 
-        queries: score only that many, a subset fixed by `seed`; None scores all.
+        queries: score only that many, a subset fixed by `seed`; None scores all. between: called by every rank between
+        two parts of the work; what it raises ends the scoring.
         """
         was_training = model.training
         model.eval()
         h = embed(
             model.encoder, self.graph, self.features, self.comm, stored_first_hop=self.stored_first_hop,
-            node_block=self.config.node_block, threads=self.threads, progress=progress,
+            node_block=self.config.node_block, threads=self.threads, progress=progress, between=between,
         )  # fmt: skip
-        result = self.score(model, h, subset(held_out, queries, seed))
+        between()
+        result = self.score(model, h, subset(held_out, queries, seed), progress)
         model.train(was_training)
         return result
 
-    def score(self, model: LinkPredictor, h: Matrix, held_out: HeldOut) -> dict[str, float]:
+    def score(self, model: LinkPredictor, h: Matrix, held_out: HeldOut, progress: Progress = quiet) -> dict[str, float]:
         """Return the metrics of held-out edges from embeddings h [N, D]."""
         edge = np.asarray(held_out.edge)
         negatives = held_out.negatives
@@ -78,7 +81,7 @@ class Evaluator:
                 # judged below, where all ranks see it: one rank must not leave the others in a collective
                 return np.where(np.isnan(scores).any(1), np.nan, metrics.ranks(np.nan_to_num(scores)))
 
-            ranks = self._shares(len(edge), ranked, np.float64)
+            ranks = self._shares(len(edge), ranked, np.float64, progress)
             if np.isnan(ranks).any():
                 raise Diverged("a score is not a number (NaN): the model has diverged", agreed=True)
             result = ranking(ranks, negatives.shape[1], self.config.hits)
@@ -94,6 +97,7 @@ class Evaluator:
             len(both),
             lambda first, last: score_candidates(model, h, both[first:last, 0], both[first:last, 1:], buffers)[:, 0],
             np.float32,
+            progress,
             per_block=QUERIES_PER_BLOCK * 1000,
         )
         return pooled(flat[: len(edge)], flat[len(edge) :], self.config.hits_pooled)
@@ -103,12 +107,16 @@ class Evaluator:
         total: int,
         score: Callable[[int, int], NDArray[Any]],
         dtype: type[np.floating[Any]],
+        progress: Progress,
         per_block: int = QUERIES_PER_BLOCK,
     ) -> NDArray[Any]:
         """Return [total] values of score(first, last) over a fixed grid, each block by one rank, gathered in order."""
         grid = [(first, min(first + per_block, total)) for first in range(0, total, per_block)]
+        mine, parts = grid[self.comm.rank :: self.comm.size], []
         with one_thread_per_block(self.threads) as pool:
-            parts = list(pool.map(lambda block: score(*block), grid[self.comm.rank :: self.comm.size]))
+            for part in pool.map(lambda block: score(*block), mine):
+                parts.append(part)
+                progress("scores", len(parts), len(mine))
         own = np.concatenate(parts) if parts else np.zeros(0, dtype)
         gathered = [part.numpy() for part in self.comm.allgather(torch.from_numpy(own))]
         out = np.empty(total, dtype)

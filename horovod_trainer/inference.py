@@ -38,6 +38,10 @@ def quiet(stage: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class LayerFile:
     """float32 [N, D] rows in one unlinked file that all ranks of a host share; rank r of R fills blocks r, r+R, ..."""
 
@@ -135,8 +139,11 @@ def embed(
     threads: int,
     scratch: Path | None = None,
     progress: Progress = quiet,
+    between: Callable[[], None] = nothing,
 ) -> Matrix:
     """Return the embeddings of all nodes, float32 [N, out], the same bits on every rank.
+
+    between: called by every rank before each layer; what it raises ends the work.
 
     Uses the encoder's own device for the layers. stored_first_hop: read layer 1's neighbourhoods from the store.
     """
@@ -147,6 +154,7 @@ def embed(
     buffers = Buffers()
     with one_thread_per_block(threads) as pool:
         for number, width in enumerate(encoder.widths):
+            between()
             file = LayerFile(comm, (graph.num_nodes, width), node_block, scratch)
 
             def compute(block: tuple[int, int], number: int = number, file: LayerFile = file,

@@ -84,6 +84,11 @@ class Adam:
             weight_decay=self.weight_decay, eps=1e-8, maximize=False,
         )  # fmt: skip
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the state's own tensors by name, to be saved or overwritten; gradients are no part of it."""
+        kinds = {"first": self.first, "second": self.second, "steps": self.steps}
+        return {f"{kind}.{number}": tensor for kind, group in kinds.items() for number, tensor in enumerate(group)}
+
 
 def averaged(model: nn.Module, decay: float) -> AveragedModel:
     """Return a copy of the model that follows its weights as a moving average, a step each `update_parameters(model)`.

@@ -1,18 +1,21 @@
-"""A run folder: config.yaml, metrics.jsonl, result.json, model.safetensors, curves.png; earlier runs are kept aside."""
+"""A run folder: config, metrics, result, weights, plot and checkpoints; earlier runs are kept aside."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from horovod_trainer import checkpoint
 from horovod_trainer.assemble import build_model
-from horovod_trainer.comm.base import Communicator
+from horovod_trainer.checkpoint import Checkpoints
+from horovod_trainer.comm.base import Communicator, on_rank_0
 from horovod_trainer.config import Config, load_config
 from horovod_trainer.console import counted
 from horovod_trainer.documents import dump_yaml, make_folder, write_atomic
@@ -21,6 +24,7 @@ from horovod_trainer.model import LinkPredictor
 from horovod_trainer.plots import plot_run
 from horovod_trainer.telemetry import Telemetry, read_metrics
 
+CHECKPOINTS = checkpoint.FOLDER
 WEIGHTS, CONFIG, RESULT, METRICS, PLOT = (
     "model.safetensors",
     "config.yaml",
@@ -31,21 +35,49 @@ WEIGHTS, CONFIG, RESULT, METRICS, PLOT = (
 
 
 @dataclass(frozen=True)
+class GoOn:
+    """The run that is gone on with: its folder, its last step, and the bytes of its metrics file up to there."""
+
+    source: Path
+    step: int
+    metrics_bytes: int
+    in_place: bool
+
+
+@dataclass(frozen=True)
 class Run:
     """The folder of the run in progress; only rank 0 writes in it."""
 
     folder: Path
     telemetry: Telemetry
+    checkpoints: Checkpoints
 
     @classmethod
-    def start(cls, folder: Path, comm: Communicator, config: Config) -> Run:
-        """Make the folder; one that holds an earlier run is first renamed to folder.1, folder.2, ..."""
+    def start(cls, folder: Path, comm: Communicator, config: Config, go_on: GoOn | None = None) -> Run:
+        """Make the folder; an earlier run in it is first renamed to folder.1, folder.2, ... unless this one goes on there.
+
+        Raises, on every rank, Conflict where another process writes in the folder.
+        """
         data = config.model_dump(mode="json")
-        if comm.rank == 0:
-            keep_earlier(folder)
-            make_folder(folder)
+        checkpoints = Checkpoints(folder, config.checkpoint.keep_last, config.checkpoint.keep_best)
+
+        def make() -> None:
+            if (folder / CHECKPOINTS).is_dir():
+                checkpoints.lock()
+            if go_on is None or not go_on.in_place:
+                keep_earlier(folder)
+                make_folder(folder)
+                checkpoints.lock()
+            if go_on is not None and not go_on.in_place:
+                with suppress(FileNotFoundError):
+                    write_atomic(folder / METRICS, (go_on.source / METRICS).read_bytes()[: go_on.metrics_bytes])
+            if (folder / RESULT).exists():  # a finished run goes on, and is no longer finished
+                os.replace(folder / RESULT, folder / f"earlier-{RESULT}")
             write_atomic(folder / CONFIG, dump_yaml(data))
-        return cls(folder, Telemetry(folder, comm.rank, data, config.output.tensorboard))
+
+        on_rank_0(comm, make)
+        keep = (go_on.metrics_bytes, go_on.step) if go_on is not None else None
+        return cls(folder, Telemetry(folder, comm.rank, data, config.output.tensorboard, keep), checkpoints)
 
     def finish(self, model: LinkPredictor, result: dict[str, Any]) -> Path:
         """Write weights, plot and, last, the result; return the plot's path."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
+from horovod_trainer.console import get_logger
 from horovod_trainer.documents import dump_yaml, make_folder
 from horovod_trainer.errors import InvalidInput, NotFound, Problem, naming
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+
+log = get_logger()
 
 
 class Telemetry:
@@ -25,22 +29,40 @@ class Telemetry:
     event's own fields; the first is the event `run` with the configuration. Whatever is not finite becomes null.
     """
 
-    def __init__(self, run_dir: Path, rank: int, config_data: Mapping[str, Any], tensorboard: bool) -> None:
-        """Begin a new metrics file in run_dir; raises OSError when it cannot be written."""
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        config_data: Mapping[str, Any],
+        tensorboard: bool,
+        keep: tuple[int, int] | None = None,
+    ) -> None:
+        """Begin a metrics file in run_dir, or go on with the one there; raises OSError when it cannot be written.
+
+        keep: (bytes, step) that a checkpoint recorded: what was written after it is cut off, and will be written again.
+        """
         self._file = None
         self._writer: Any = None
         if rank != 0:
             return
         make_folder(run_dir)
         self._path = run_dir / METRICS_FILE
-        self._file = self._path.open("wb", buffering=0)  # one write per line: a reader sees whole lines
+        with naming(self._path):
+            self._file = self._path.open("ab", buffering=0)  # one write per line: a reader sees whole lines
+            kept, step = keep or (0, 0)
+            if self._file.tell() < kept:
+                log.warning("%s lacks its last lines: the run goes on, its curve has a gap", self._path)
+                kept = _whole_lines(self._path)
+            self._file.truncate(kept)
         if tensorboard:
             from tensorboardX import SummaryWriter  # 0.3 s, and only rank 0 writes
 
-            self._writer = SummaryWriter(logdir=str(run_dir / TENSORBOARD_FOLDER), flush_secs=10)
+            purge = {"purge_step": step + 1} if keep else {}
+            self._writer = SummaryWriter(logdir=str(run_dir / TENSORBOARD_FOLDER), flush_secs=10, **purge)
             indented = "\n".join("    " + line for line in dump_yaml(dict(config_data)).splitlines())
             self._writer.add_text("config", indented)  # an indented block of Markdown keeps its lines
-        self.log("run", 0, 0, config=config_data)
+        if keep is None:
+            self.log("run", 0, 0, config=config_data)
 
     def log(self, event: str, step: int, epoch: int, **fields: object) -> None:
         """Write one line, and every number in it as the scalar event/field at `step`; raises OSError."""
@@ -54,6 +76,14 @@ class Telemetry:
         if self._writer is not None and event != "run":
             for name, value in _scalars(event, fields):
                 self._writer.add_scalar(name, value, step)
+
+    def commit(self) -> int:
+        """Bring the metrics to disk and return the file's length in bytes: what a checkpoint refers to."""
+        if self._file is None:
+            return 0
+        with naming(self._path):
+            os.fsync(self._file.fileno())
+            return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Flush and close the files; calling again does nothing."""
@@ -80,6 +110,7 @@ class PhaseTimers:
         self._phases: dict[str, float] = {}  # phases of the steps done since the last snapshot
         self._total = 0.0
         self._open: str | None = None
+        self.latest = ""  # the phase in progress, or the last one
         self._began = clock()
 
     @contextmanager
@@ -87,7 +118,7 @@ class PhaseTimers:
         """Count the time inside `with` to a phase; phases do not nest (raises RuntimeError)."""
         if self._open is not None:
             raise RuntimeError(f"phase {name} inside phase {self._open} would be counted twice")
-        self._open, began = name, self._clock()
+        self._open, self.latest, began = name, name, self._clock()
         try:
             yield
         finally:
@@ -131,6 +162,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             )
         rows.append(row)
     return rows
+
+
+def _whole_lines(path: Path) -> int:
+    """Return the length in bytes of a file up to its last line end."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def _finite(value: Any) -> Any:

@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
-from horovod_trainer.aggregate import Hop
+from horovod_trainer import __version__
 from horovod_trainer.assemble import build_evaluator, build_model, build_recipe, check_store, first_hop
-from horovod_trainer.comm.base import Communicator
+from horovod_trainer.checkpoint import Checkpoint, Checkpoints
+from horovod_trainer.comm.base import Communicator, on_rank_0
 from horovod_trainer.config import Config
 from horovod_trainer.console import counted, get_logger, progress, stage_progress
-from horovod_trainer.data.batches import MicroBatch, Recipe, prefetch
-from horovod_trainer.data.device_batches import DeviceBatch, DeviceRecipe
-from horovod_trainer.data.gather import Inputs
-from horovod_trainer.data.sampler import ALL
+from horovod_trainer.data.batches import MicroBatch, prefetch
+from horovod_trainer.data.device_batches import DeviceBatch
 from horovod_trainer.data.store import Store
 from horovod_trainer.device_forward import device_forward
+from horovod_trainer.devices import pick_device, resident
 from horovod_trainer.documents import digest
-from horovod_trainer.errors import InvalidInput, Problem
+from horovod_trainer.errors import Stopped
+from horovod_trainer.forward import forward
 from horovod_trainer.jit import compiled_before
 from horovod_trainer.loss import balanced_correct, link_loss
-from horovod_trainer.model import Dropout, LinkPredictor
 from horovod_trainer.optim import Adam, FlatGradients, averaged, learning_rate
+from horovod_trainer.state import Progress, TrainState
+from horovod_trainer.stopping import StopWish
 from horovod_trainer.telemetry import PhaseTimers, Telemetry
+from horovod_trainer.watchdog import Watchdog
 from horovod_trainer.world import check_agreement, check_placement
 
 log = get_logger()
 
-# what travels behind the gradients, summed over ranks
-SUMS = ("loss", "correct", "excluded_pairs", "negatives", "negatives_masked", "negatives_citing", "out_of_time")
+# what travels behind the gradients, summed over ranks; the last three are wishes: one rank's is everyone's
+SUMS = (
+    "loss", "correct", "excluded_pairs", "negatives", "negatives_masked", "negatives_citing", "out_of_time", "stop", "save",
+)  # fmt: skip
 EXCLUSION_WARNING = 0.05  # above this share a micro-batch trains on a graph unlike the one it is evaluated on
-
-
-@dataclass
-class Progress:
-    """How far a run has come, and the best weights so far by validation MRR (or, without one, by AUC)."""
-
-    step: int = 0
-    best_value: float = -math.inf
-    best_epoch: int = 0
-    best_weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    stale: int = 0
-    ended: str = "all epochs done"
 
 
 class Trainer:
     """One run on one rank. All ranks run the same code in the same order."""
 
-    def __init__(self, config: Config, store: Store, comm: Communicator, threads: int) -> None:
+    def __init__(
+        self, config: Config, store: Store, comm: Communicator, threads: int, stop: StopWish | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.store, self.comm, self.threads = config, store, comm, threads
+        self.stop, self.watchdog = stop or StopWish(), watchdog or Watchdog(None, print)
         self.hosts = check_placement(comm, config.launch)
         check_store(config, store)
         self.device = pick_device(config.train.device, comm.local_rank)
@@ -67,14 +61,21 @@ class Trainer:
         self.model = build_model(config, self.recipe.features.width).to(self.device)
         comm.broadcast_([*self.model.parameters(), *self.model.buffers()])
         self.flat = FlatGradients(self.model.parameters(), len(SUMS))
-        self.optimizer = Adam(config.optim, self.flat.parameters)
-        # the same on every rank, as the weights are
-        self.averaged = averaged(self.model, config.optim.average) if config.optim.average else None
+        # the average is the same on every rank, as the weights are
+        average = averaged(self.model, config.optim.average) if config.optim.average else None
+        self.state = TrainState(self.model, Adam(config.optim, self.flat.parameters), average)
         self.validation = build_evaluator(config, store, comm, threads, "valid")
         self.timers = PhaseTimers()
-        self.progress = Progress()
+        self.checkpoints: Checkpoints | None = None
         self.bar = progress("train", self.total_steps, lines=False)
         self._warned = False
+        self._clock = self._saved = time.monotonic()
+        self.watchdog.describe = self._whereabouts
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run has come."""
+        return self.state.progress
 
     def _facts(self) -> dict[str, object]:
         """Return what every rank must agree on before the first step."""
@@ -85,43 +86,97 @@ class Trainer:
             "torch": torch.__version__,
         }
 
-    def run(self, telemetry: Telemetry) -> dict[str, Any]:
-        """Train to the end and return the result: the best epoch's validation and test metrics over all queries."""
-        self.telemetry = telemetry
-        self._say_what_runs()
-        started = time.monotonic()
-        deadline = started + 3600 * self.config.train.max_hours if self.config.train.max_hours else math.inf
-        with self.bar:
-            for epoch in range(self.config.train.epochs):
-                keep_going = self._train_epoch(epoch, deadline)
-                last = not keep_going or epoch == self.config.train.epochs - 1
-                if last or (epoch + 1) % self.config.evaluate.every == 0:
-                    keep_going = self._validate(epoch) and keep_going
-                if not keep_going:
-                    break
-        return self._finish(time.monotonic() - started)
+    def _whereabouts(self) -> str:
+        return f"in phase {self.timers.latest or 'start'} after step {self.progress.step}"
 
-    def _train_epoch(self, epoch: int, deadline: float) -> bool:
-        """Run one pass over the seed edges; return whether to go on."""
-        batches = self._batches(epoch)
-        for step in range(self._steps_in(epoch)):
-            sums = self._step(epoch, step, batches, time.monotonic() > deadline)
+    def restore(self, reached: Progress, checkpoint: Checkpoint | None) -> None:
+        """Go on from a checkpoint, whose tensors rank 0 alone has; raises InvalidInput on every rank where they do not fit."""
+        on_rank_0(self.comm, lambda: self.state.load(reached, checkpoint.groups if checkpoint else None))
+        if self.comm.rank != 0:
+            self.state.load(reached, None)
+        self.state.broadcast(self.comm)
+        reached.late = self._too_late()
+
+    def run(self, telemetry: Telemetry, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
+        """Train to the end and return the result: the best epoch's validation and test metrics over all queries.
+
+        Raises Stopped, on every rank, once a checkpoint is there, when any rank was asked to stop.
+        """
+        self.telemetry, self.checkpoints = telemetry, checkpoints
+        self._say_what_runs()
+        if self.progress.resumed_at:
+            telemetry.log("resume", self.progress.step, self._epoch(), world_size=self.comm.size)
+        self._clock = self._saved = time.monotonic()
+        self.stop.heed()
+        with self.bar:
+            self.bar.reach(self.progress.step)
+            try:
+                self._train()
+            except Stopped:
+                self._save()
+                raise
+            self._tick()
+            return self._finish()
+
+    def _train(self) -> None:
+        """Run epochs and validations until there is a reason to end, from wherever a checkpoint left off."""
+        while (due := self._validation_due()) or not self.end_reason():
+            if not due:
+                self._train_epoch(self.progress.step // self.steps_per_epoch)
+                continue
+            self._validate(self._epoch())
+            self._save()
+
+    def _epoch(self) -> int:
+        """Return the number, from 1, of the epoch that the last step was part of."""
+        return -(-self.progress.step // self.steps_per_epoch)
+
+    def end_reason(self) -> str:
+        """Return why the run has ended, empty while it goes on: a function of progress and config, alike on all ranks."""
+        state, train = self.progress, self.config.train
+        if train.patience is not None and state.stale >= train.patience:
+            return f"no better validation for {state.stale} evaluations (train.patience)"
+        if state.step >= self.total_steps:
+            by_epochs = self.total_steps == train.epochs * self.steps_per_epoch
+            return "all epochs done" if by_epochs else f"train.max_steps = {train.max_steps} reached"
+        return f"train.max_hours = {train.max_hours} reached" if state.late else ""
+
+    def _validation_due(self) -> bool:
+        step, every = self.progress.step, self.config.evaluate.every * self.steps_per_epoch
+        return self.progress.validated != step and (step % every == 0 or bool(self.end_reason()))
+
+    def _tick(self) -> None:
+        """Count the time since the last call as time of training."""
+        before, self._clock = self._clock, time.monotonic()
+        self.progress.seconds += self._clock - before
+
+    def _too_late(self) -> bool:
+        """Return whether the hours that this run may train are over, those before a resumption included."""
+        hours = self.config.train.max_hours
+        return hours is not None and self.progress.seconds > 3600 * hours
+
+    def _train_epoch(self, epoch: int) -> None:
+        """Run what is left of one pass over the seed edges, or of the run."""
+        first = self.progress.step - epoch * self.steps_per_epoch
+        batches = self._batches(epoch, first)
+        for step in range(first, self._steps_in(epoch)):
+            sums = self._step(epoch, step, batches)
             self.progress.step += 1
+            self.progress.late = sums["out_of_time"] > 0
             self._log_step(epoch, step, sums)
-            if sums["out_of_time"] > 0:
-                self.progress.ended = f"train.max_hours = {self.config.train.max_hours} reached"
-                return False
-        if self.progress.step >= self.total_steps and epoch + 1 < self.config.train.epochs:
-            self.progress.ended = f"train.max_steps = {self.config.train.max_steps} reached"
-            return False
-        return True
+            if sums["stop"] > 0:
+                raise Stopped(self._stop_sentence(), agreed=True)
+            if sums["save"] > 0:
+                self._save()
+            if self.progress.late:
+                return
 
     def _steps_in(self, epoch: int) -> int:
         return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
 
-    def _batches(self, epoch: int) -> Iterator[MicroBatch | DeviceBatch]:
+    def _batches(self, epoch: int, first: int = 0) -> Iterator[MicroBatch | DeviceBatch]:
         share = self.schedule.share(self.comm.rank, self.comm.size)
-        work = [(epoch, step, micro) for step in range(self._steps_in(epoch)) for micro in share]
+        work = [(epoch, step, micro) for step in range(first, self._steps_in(epoch)) for micro in share]
         if self.resident is not None:  # the device runs behind the host as it is: nothing to build ahead
             return (self.resident.build(*item) for item in work)
         return prefetch(self.recipe, work, self._ahead())
@@ -135,26 +190,35 @@ class Trainer:
         idle_elsewhere = self.threads > 1 or self.comm.size > 1 or self.device.type != "cpu"
         return int(idle_elsewhere) if wanted is None else wanted
 
-    def _step(self, epoch: int, step: int, batches: Iterator[MicroBatch | DeviceBatch], late: bool) -> dict[str, float]:
+    def _step(self, epoch: int, step: int, batches: Iterator[MicroBatch | DeviceBatch]) -> dict[str, float]:
         """Take one optimizer step, the same on all ranks; return the step's sums over all ranks."""
         self.flat.zero()
         positives = self.schedule.positives(step)
         for _ in self.schedule.share(self.comm.rank, self.comm.size):
+            self.watchdog.beat()
             with self.timers.phase("wait"):
                 batch = next(batches)
             self._accumulate(batch, positives)
-        self.flat.sums[SUMS.index("out_of_time")] = float(late)
+        self._tick()
+        self.flat.sums[-3:] = torch.tensor([float(self._too_late()), float(self.stop.asked), float(self._save_due())])
         with self.timers.phase("allreduce"):
             sums = dict(zip(SUMS, self.flat.reduce(self.comm), strict=True))
+        self.watchdog.beat()
         with self.timers.phase("optimizer"):
             norm = self.flat.agree_finite(f"epoch {epoch + 1}, step {self.progress.step + 1}")
             self.flat.clip(norm, self.config.optim.clip_norm)
             lr = learning_rate(self.config.optim, self.progress.step, self.total_steps, self.schedule.micro_batches)
-            self.optimizer.step(lr)
-            if self.averaged is not None:
-                self.averaged.update_parameters(self.model)
+            self.state.optimizer.step(lr)
+            if self.state.averaged is not None:
+                self.state.averaged.update_parameters(self.model)
         self.timers.step_done()
         return sums | {"positives": positives, "lr": lr, "gradient_norm": norm}
+
+    def _save_due(self) -> bool:
+        """Return whether a checkpoint is due after the step in progress, as this rank's clock has it."""
+        wanted, since = self.config.checkpoint, time.monotonic() - self._saved
+        by_step = wanted.every_steps is not None and (self.progress.step + 1) % wanted.every_steps == 0
+        return by_step or (wanted.every_minutes is not None and since > 60 * wanted.every_minutes)
 
     def _accumulate(self, batch: MicroBatch | DeviceBatch, positives: int) -> None:
         """Add one micro-batch's gradient, weighted by the step's global number of positives, and its sums."""
@@ -208,50 +272,89 @@ class Trainer:
                 row["loss"], accuracy, row["lr"], f"{row['edges_per_second']:,.0f}",
             )  # fmt: skip
 
-    def _validate(self, epoch: int) -> bool:
-        """Score the fixed validation subset, keep the best weights; return False when patience has run out."""
+    def _validate(self, epoch: int) -> None:
+        """Score the fixed validation subset and keep the best weights."""
         started = time.monotonic()
         held_out, queries = self.store.held_out("valid"), self.config.evaluate.valid_queries
-        model = self.model if self.averaged is None else cast(LinkPredictor, self.averaged.module)
-        result = self.validation.run(model, held_out, queries=queries, seed=self.config.train.seed)
+        result = self.validation.run(
+            self.state.judged, held_out, queries=queries, seed=self.config.train.seed, progress=self.watchdog.beat,
+            between=self._heed_stop,
+        )  # fmt: skip
         value = result.get("mrr", result["auc"])
+        better = self.state.keep_best(value, epoch)
         state = self.progress
-        better = value > state.best_value
-        if better:
-            state.best_value, state.best_epoch, state.stale = value, epoch + 1, 0
-            state.best_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        else:
-            state.stale += 1
+        state.validated = state.step
+        state.validations.append({"step": state.step, "epoch": epoch, "value": value})
         self.timers.snapshot_and_reset()
         seconds = time.monotonic() - started
-        self.telemetry.log("valid", state.step, epoch + 1, **result, seconds=seconds)
+        self.telemetry.log("valid", state.step, epoch, **result, seconds=seconds)
         if self.comm.rank == 0:
             log.info(
-                "epoch %d/%d  valid %s  (%s %.4f, epoch %d)  %.1f s", epoch + 1, self.config.train.epochs,
+                "epoch %d/%d  valid %s  (%s %.4f, epoch %d)  %.1f s", epoch, self.config.train.epochs,
                 say_metrics(result), "new best" if better else "best", state.best_value, state.best_epoch, seconds,
             )  # fmt: skip
-        patience = self.config.train.patience
-        if patience is not None and state.stale >= patience:
-            state.ended = f"no better validation for {state.stale} evaluations (train.patience)"
-            return False
-        return True
 
-    def _finish(self, seconds: float) -> dict[str, Any]:
+    def _heed_stop(self) -> None:
+        """Raise Stopped, on all ranks, when any was asked to stop: a scoring is left between two of its parts."""
+        wish = torch.tensor([int(self.stop.asked)])
+        if int(self.comm.allreduce_(wish, "max")):
+            raise Stopped(self._stop_sentence(), agreed=True)
+
+    def _stop_sentence(self) -> str:
+        return (
+            f"asked to stop: ended after step {self.progress.step}, which is saved; the same command goes on from there"
+        )
+
+    def _save(self) -> None:
+        """Commit a checkpoint on rank 0, while the others wait to hear that it is there; raises on all when it is not."""
+        self._tick()
+        self._saved = self._clock
+        if self.checkpoints is None:
+            return
+        checkpoints = self.checkpoints
+        with self.timers.phase("save"):
+            on_rank_0(self.comm, lambda: str(checkpoints.save(self._checkpoint())))
+        self.timers.snapshot_and_reset()
+        self.watchdog.beat()
+
+    def _checkpoint(self) -> Checkpoint:
+        """Return all that resuming needs, and what tells this run from another."""
+        state, manifest = self.progress, self.store.manifest
+        just_validated = state.validations and state.validations[-1]["step"] == state.step
+        document = {
+            "step": state.step,
+            "value": state.validations[-1]["value"] if just_validated else None,
+            "micro_batches": self.schedule.micro_batches,
+            "progress": self.state.record(),
+            "metrics_bytes": self.telemetry.commit(),
+            "config": self.config.model_dump(mode="json"),
+            "data": {"name": manifest["name"], "digest": manifest["digest"]},
+            "versions": {"horovod_trainer": __version__, "torch": torch.__version__},
+            "world": {"communicator": self.comm.name, "size": self.comm.size, "hosts": dict(self.hosts)},
+        }
+        return Checkpoint(document, self.state.groups())
+
+    def _finish(self) -> dict[str, Any]:
         """Score everything with the best weights and return the result document."""
-        self.model.load_state_dict(self.progress.best_weights)
-        valid = self.validation.run(self.model, self.store.held_out("valid"), progress=stage_progress)
+        self._heed_stop()
+        self.model.load_state_dict(self.state.best)
+        report = self.watchdog.counting(stage_progress)
+        valid = self.validation.run(self.model, self.store.held_out("valid"), progress=report, between=self._heed_stop)
         # made only now: with the validation edges in it, its graph is a copy of the whole
-        evaluator = build_evaluator(self.config, self.store, self.comm, self.threads, "test")
-        test = evaluator.run(self.model, self.store.held_out("test"), progress=stage_progress)
-        self.telemetry.log("test", self.progress.step, self.progress.best_epoch, **test)
+        with self.watchdog.suspended():
+            evaluator = build_evaluator(self.config, self.store, self.comm, self.threads, "test")
+        test = evaluator.run(self.model, self.store.held_out("test"), progress=report, between=self._heed_stop)
+        state = self.progress
+        self.telemetry.log("test", state.step, state.best_epoch, **test)
         return {
             "test": test,
             "valid": valid,
             "validation_edges_in_test_graph": self.config.evaluate.use_valid_edges,
-            "best_epoch": self.progress.best_epoch,
-            "steps": self.progress.step,
-            "ended": self.progress.ended,
-            "seconds": seconds,
+            "best_epoch": state.best_epoch,
+            "steps": state.step,
+            "ended": self.end_reason(),
+            "resumed_at_steps": state.resumed_at,
+            "seconds": state.seconds,
             "parameters": self.model.num_parameters,
             "first_hop": first_hop(self.config, self.store).reason,
             "data": {"name": self.store.manifest["name"], "digest": self.store.manifest["digest"]},
@@ -280,50 +383,6 @@ class Trainer:
             )  # fmt: skip
         if not config.sampling.exclude_targets:
             log.warning("sampling.exclude_targets is off: the model sees the answers; use it for comparison only")
-
-
-def forward(
-    model: LinkPredictor, batch: MicroBatch, recipe: Recipe, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return pos [P], neg [P, K] and mask [P, K] of a micro-batch; gradients reach every parameter, P = 0 included."""
-    drop = Dropout(batch.dropout_key, model.training)
-
-    def tensor(array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    hops = [Hop.of(block, model.encoder.aggregator) for block in batch.blocks]
-    gathered_later = isinstance(batch.inputs, Inputs) and device.type == "cpu"
-    h = model.encoder(batch.inputs if gathered_later else tensor(batch.dense()), batch.stored_first_hop, hops, drop)
-    # picked at once: each pick's gradient is a table of all rows
-    wanted = np.concatenate([batch.source, batch.target, batch.tails.ravel()])
-    a, b, tails = h.index_select(0, tensor(wanted)).split([len(batch.source), len(batch.target), batch.tails.size])
-    pos = model.decoder(a, b, drop)
-    if batch.negatives.shared:
-        neg = model.decoder.pooled(a, tails, drop)
-    else:
-        neg = model.decoder(a[:, None, :], tails.view(len(a), recipe.negative_count, h.shape[1]), drop)
-    return pos, neg.reshape(len(a), -1 if len(a) else recipe.negative_count), tensor(batch.negatives.valid)
-
-
-def resident(recipe: Recipe, sampler: str, device: torch.device) -> DeviceRecipe | None:
-    """Return the recipe resident on the device where batches are made there (sampling.sampler), else None.
-
-    auto makes them there on a GPU, unless a sampled hop takes every neighbour, which the device refuses.
-    """
-    chosen = sampler == "device" or (sampler == "auto" and device.type == "cuda" and ALL not in recipe.hops)
-    return DeviceRecipe.resident(recipe, device) if chosen else None
-
-
-def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """Return this rank's device: cuda:local_rank when there is one (or asked for), otherwise the CPU."""
-    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
-        devices = torch.cuda.device_count()  # 0 in a CPU build of torch
-        if local_rank >= devices:
-            message = f"local rank {local_rank} needs a GPU of its own, torch sees {devices}; use cpu or fewer slots"
-            raise InvalidInput(Problem("train.device", message, wanted))
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    return torch.device("cpu")
 
 
 def say_metrics(result: dict[str, float]) -> str:

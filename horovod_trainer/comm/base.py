@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+
+from horovod_trainer.errors import TrainerError, of_exit_code
 
 Reduction = Literal["sum", "max", "min"]
 T = TypeVar("T")
@@ -43,6 +46,40 @@ def gather_text(comm: Communicator, text: str) -> list[str]:
     """Return every rank's text, by rank."""
     encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
     return [bytes(part.tolist()).decode().rstrip("\0") for part in comm.allgather(encoded)]
+
+
+def broadcast_text(comm: Communicator, text: str, root: int = 0) -> str:
+    """Return the text of rank `root`, on every rank; what others pass is ignored."""
+    encoded = text.encode()
+    length = torch.tensor([len(encoded)])
+    comm.broadcast_([length], root)
+    content = torch.zeros(int(length[0]) + 1, dtype=torch.uint8)  # one more: some backends refuse an empty tensor
+    if comm.rank == root:
+        content[:-1] = torch.frombuffer(bytearray(encoded or b"\0"), dtype=torch.uint8)[: len(encoded)]
+    comm.broadcast_([content], root)
+    return bytes(content[:-1].tolist()).decode()
+
+
+def on_rank_0(comm: Communicator, function: Callable[[], Any]) -> Any:
+    """Return, on every rank, what function() returned on rank 0, where alone it runs: JSON values.
+
+    Its TrainerError or OSError is raised on every rank, so that none waits for a rank 0 that has given up.
+    """
+    outcome: dict[str, Any] = {}
+    failure: TrainerError | OSError | None = None
+    if comm.rank == 0:
+        try:
+            outcome = {"value": function()}
+        except TrainerError as error:
+            failure, outcome = error, {"exit_code": int(error.exit_code)}
+        except OSError as error:
+            failure, outcome = error, {"exit_code": 1}
+    said = json.loads(broadcast_text(comm, json.dumps(outcome)))
+    if failure is not None:
+        raise failure
+    if "exit_code" in said:
+        raise of_exit_code(said["exit_code"])("rank 0 could not go on", agreed=True)
+    return said["value"]
 
 
 class Solo:

@@ -19,9 +19,9 @@ from horovod_trainer.data.device_sampler import relabel
 from horovod_trainer.data.gather import Aggregator
 from horovod_trainer.data.sampler import NodeTable
 from horovod_trainer.device_forward import device_forward
+from horovod_trainer.forward import forward
 from horovod_trainer.loss import link_loss
 from horovod_trainer.model import LinkPredictor
-from horovod_trainer.train import forward
 from tests.graphs import AGGREGATORS, World, random_pairs, worlds
 
 CPU = torch.device("cpu")

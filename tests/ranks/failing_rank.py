@@ -8,10 +8,11 @@ import sys
 from horovod_trainer import cli
 from horovod_trainer.data.batches import Buffer, MicroBatch, Recipe
 from horovod_trainer.errors import TrainerError
+from horovod_trainer.launchers import launcher_rank
 
-if cli.launcher_rank() == 1 and os.environ.get("OTHER_SEED"):
+if launcher_rank() == 1 and os.environ.get("OTHER_SEED"):
     sys.argv += ["-s", "train.seed=99"]
-elif cli.launcher_rank() == 1:
+elif launcher_rank() == 1:
     build = Recipe.build
 
     def failing(self: Recipe, epoch: int, step: int, micro: int, buffer: Buffer | None = None) -> MicroBatch:

@@ -77,6 +77,6 @@ def test_metrics_are_equal_on_1_2_and_4_ranks(alone: Path) -> None:
 def test_only_rank_0_writes(settings: dict[str, object], tmp_path: Path) -> None:
     out = run(horovodrun, 2, settings, tmp_path / "run", steps=2)
     assert sorted(file.name for file in out.iterdir()) == [
-        "config.yaml", "curves.png", "metrics.jsonl", "model.safetensors", "result.json",
+        "checkpoints", "config.yaml", "curves.png", "metrics.jsonl", "model.safetensors", "result.json",
     ]  # fmt: skip
     assert [row["step"] for row in rows(out, "step")] == [1, 2]

@@ -256,6 +256,61 @@ def test_missing_packages_are_named_with_the_exact_command(monkeypatch: pytest.M
     assert "lacks g++, make, patch, mpirun, mpicxx" in str(caught.value)
 
 
+def apt_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, *lacking: str) -> None:
+    """Be root on a machine whose apt-get brings the tools that lack, each noted in the folder's `ran`."""
+    there = folder / "brought"
+    apt = folder / "apt-get"
+    apt.write_text(f'#!/bin/sh\necho "$@" >> {folder}/ran\n[ "$1" = update ] || touch {there}\n')
+    apt.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(system_packages, "NO_SSHD", folder / "ssh/sshd_not_to_be_run")
+
+    def which(name: str, path: str | None = None) -> str | None:
+        return None if name in lacking and not there.exists() else f"/usr/bin/{name}"
+
+    monkeypatch.setattr(shutil, "which", which)
+
+
+def test_hosts_need_sshd_which_is_kept_from_running_as_a_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apt_machine(tmp_path, monkeypatch, "ssh", "sshd", "ip")
+    system_packages.ensure(tmp_path / "log")
+    assert not (tmp_path / "ran").exists()
+    system_packages.ensure(tmp_path / "log", hosts=True)
+    packages = "openssh-client openssh-server iproute2"
+    assert (tmp_path / "ran").read_text() == f"update\ninstall -y --no-install-recommends {packages}\n"
+    assert "remove the file" in system_packages.NO_SSHD.read_text()
+    assert str(system_packages.NO_SSHD) in capsys.readouterr().out
+
+
+def test_an_sshd_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    apt_machine(tmp_path, monkeypatch, "ip")
+    system_packages.ensure(tmp_path / "log", hosts=True)
+    assert (tmp_path / "ran").read_text().endswith(" iproute2\n")
+    assert not system_packages.NO_SSHD.exists()
+
+
+@pytest.mark.parametrize(
+    ("extras", "user", "want"), [(["data", "dev"], 0, True), (["data"], 0, False), (["dev"], 1000, False)]
+)
+def test_only_roots_test_environment_asks_for_hosts(
+    extras: list[str], user: int, want: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def ensure(log: Path, hosts: bool) -> None:
+        asked.append(hosts)
+        raise NotFound("enough seen")
+
+    monkeypatch.setattr(system_packages, "ensure", ensure)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(NotFound):
+        install.install(tmp_path / "venv", extras, "")
+    assert asked == [want]
+
+
 def test_torch_comes_locally_first_then_from_the_index() -> None:
     local, remote = install.torch_commands(["pip"], "torch==2.13.0", "https://example.org/cpu")
     assert "--no-index" in local

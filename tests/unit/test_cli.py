@@ -110,7 +110,7 @@ def test_a_tiny_graph_trains_to_the_end(made: Path) -> None:
     last = (made / "train.out").read_text().splitlines()[-1]
     assert last == f"test MRR {result['test']['mrr']:.4f}   curves: {made / 'run' / 'curves.png'}"
     assert {entry.name for entry in (made / "run").iterdir()} == {
-        "config.yaml", "curves.png", "metrics.jsonl", "model.safetensors", "result.json", "tensorboard",
+        "checkpoints", "config.yaml", "curves.png", "metrics.jsonl", "model.safetensors", "result.json", "tensorboard",
     }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_another_log_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_problem_of_an_error_is_one_line_on_stderr(capsys: Capture) -> None:
-    print_error(InvalidInput([Problem("a.b", "is wrong", 3, "x.yaml:1"), Problem("", "also this")]))
+    print_error([Problem("a.b", "is wrong", 3, "x.yaml:1"), Problem("", "also this")])
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "error: a.b: is wrong (got 3) [x.yaml:1]\nerror: also this\n"

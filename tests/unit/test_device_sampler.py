@@ -19,11 +19,12 @@ from horovod_trainer.data.device_batches import DeviceCandidates, DeviceRecipe
 from horovod_trainer.data.device_sampler import Rows
 from horovod_trainer.data.gather import Aggregator, Features
 from horovod_trainer.device_forward import device_forward
+from horovod_trainer.devices import resident
 from horovod_trainer.errors import InvalidInput
 from horovod_trainer.loss import balanced_correct, link_loss
 from horovod_trainer.model import LinkPredictor
 from horovod_trainer.telemetry import Telemetry, read_metrics
-from horovod_trainer.train import Trainer, resident
+from horovod_trainer.train import Trainer
 from tests.graphs import AGGREGATORS, World, random_pairs
 from tests.raw import open_prepared
 

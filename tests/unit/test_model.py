@@ -16,9 +16,9 @@ from horovod_trainer.counters import derive_key
 from horovod_trainer.data.exclusion import no_exclusion
 from horovod_trainer.data.gather import Aggregator
 from horovod_trainer.data.sampler import Graph, sample_blocks
+from horovod_trainer.forward import forward
 from horovod_trainer.loss import link_loss
 from horovod_trainer.model import DotDecoder, Dropout, Encoder, LinkPredictor, MlpDecoder, SageLayer
-from horovod_trainer.train import forward
 from tests.graphs import AGGREGATORS, FOUR, FOUR_INPUT, FOUR_MAX, FOUR_MEAN, FOUR_SUM, World, graph_of, random_pairs
 
 OFF = Dropout(0, active=False)

@@ -17,10 +17,10 @@ from horovod_trainer.comm.base import Communicator, Solo, ThreadWorld
 from horovod_trainer.config import LossSection, ModelSection, OptimSection
 from horovod_trainer.data.batches import Recipe
 from horovod_trainer.errors import Diverged, ExitCode
+from horovod_trainer.forward import forward
 from horovod_trainer.loss import link_loss
 from horovod_trainer.model import LinkPredictor
 from horovod_trainer.optim import Adam, FlatGradients, averaged, learning_rate
-from horovod_trainer.train import forward
 from tests.graphs import World, random_pairs
 
 CPU = torch.device("cpu")

@@ -1,0 +1,168 @@
+"""How a run begins: from nothing, from a checkpoint, or not at all, because it is finished. Rank 0 looks, all agree (L4)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod_trainer.checkpoint import FOLDER, STATE, Checkpoint, Checkpoints, read_checkpoint
+from horovod_trainer.comm.base import Communicator, on_rank_0
+from horovod_trainer.config import Config
+from horovod_trainer.console import get_logger
+from horovod_trainer.documents import load_yaml
+from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
+from horovod_trainer.run import CONFIG, RESULT, GoOn
+from horovod_trainer.state import Progress
+
+# What may be another on resuming. Where and how a run computes:
+MACHINE = (
+    "checkpoint", "data", "launch", "output", "sampling.sampler", "train.communicator", "train.device", "train.log_every",
+    "train.prefetch", "train.threads", "train.watchdog_s",
+)  # fmt: skip
+# How long it goes on and how it is judged:
+LIMITS = ("evaluate", "train.epochs", "train.max_hours", "train.max_steps", "train.patience")
+# `data` is compared by what the store holds: its digest
+
+log = get_logger()
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins. config: with train.micro_batches as the checkpoint has it, so that the global batch stays.
+
+    checkpoint: what it goes on from (its tensors on rank 0 alone). result: of the run that is finished already.
+    """
+
+    config: Config
+    progress: Progress | None = None
+    go_on: GoOn | None = None
+    checkpoint: Checkpoint | None = None
+    result: dict[str, Any] | None = None
+
+
+def begin(comm: Communicator, config: Config, data_digest: str, wanted: str) -> Start:
+    """Return how the run begins, the same on every rank.
+
+    wanted: auto (go on where output.dir holds an unfinished run, report a finished one of the same config), never, or a
+    run folder or step folder to go on from. Raises Conflict naming every field in which the checkpoint is of another
+    run, NotFound without one in a folder that was named, InvalidInput where none is whole.
+    """
+    found: list[Checkpoint] = []
+
+    def choose() -> dict[str, Any]:
+        if wanted == "never":
+            return {}
+        if wanted == "auto":
+            result = finished(config)
+            if result is not None:
+                return {"result": result}
+            source = Path(config.output.dir)
+            checkpoint = Checkpoints(source, 1, 0).latest() if (source / CONFIG).is_file() else None
+            if checkpoint is None or (source / RESULT).exists():
+                return {}
+        else:
+            source, checkpoint = _named(Path(wanted), config)
+        refuse_other(checkpoint.state, config, data_digest, source)
+        found.append(checkpoint)
+        state = checkpoint.state
+        progress = Progress.of(state.get("progress", {}))
+        progress.resumed_at.append(progress.step)
+        return {
+            "progress": vars(progress), "source": str(source), "micro_batches": state["micro_batches"],
+            "metrics_bytes": state["metrics_bytes"],
+        }  # fmt: skip
+
+    said = on_rank_0(comm, choose)
+    if "result" in said:
+        return Start(config, result=said["result"])
+    if not said:
+        return Start(config)
+    train = config.train.model_copy(update={"micro_batches": said["micro_batches"]})
+    progress, source = Progress.of(said["progress"]), Path(said["source"])
+    go_on = GoOn(source, progress.step, said["metrics_bytes"], _same(source, Path(config.output.dir)))
+    return Start(config.model_copy(update={"train": train}), progress, go_on, found[0] if found else None)
+
+
+def finished(config: Config) -> dict[str, Any] | None:
+    """Return the result of the run in output.dir when it is finished and of the same config, machine aside; else None."""
+    folder = Path(config.output.dir)
+    try:
+        result = json.loads((folder / RESULT).read_text("utf-8"))
+        earlier = load_yaml(folder / CONFIG).data
+    except (FileNotFoundError, NotADirectoryError, ValueError, InvalidInput):
+        return None
+    if not isinstance(result, dict) or list(_differing(earlier, config, tuple(set(MACHINE) - {"data"}))):
+        return None
+    return result
+
+
+def _named(wanted: Path, config: Config) -> tuple[Path, Checkpoint]:
+    """Return the run folder and the checkpoint that --resume DIR means: a run's last one, or one step's."""
+    if (wanted / STATE).is_file():
+        checkpoint = read_checkpoint(wanted)
+        source = Path(os.path.abspath(wanted)).parent.parent
+        latest = Checkpoints(source, 1, 0).latest()
+        if (
+            _same(source, Path(config.output.dir))
+            and latest is not None
+            and latest.state["step"] > checkpoint.state["step"]
+        ):
+            message = f"is not the last checkpoint of {source}, step {latest.state['step']} is: name another output.dir"
+            raise Conflict(Problem(str(wanted), message))
+        return source, checkpoint
+    if not wanted.is_dir():
+        raise NotFound(Problem("--resume", "is auto, never, or a run folder or step folder", str(wanted)))
+    found = Checkpoints(wanted, 1, 0).latest()
+    if found is None:
+        raise NotFound(Problem(str(wanted), f"holds no checkpoint in {FOLDER}/"))
+    return wanted, found
+
+
+def refuse_other(state: Mapping[str, Any], config: Config, data_digest: str, source: Path) -> None:
+    """Raise Conflict naming every field that makes the checkpoint another run's: its data, model or way of training."""
+    there = f"the checkpoint in {source} has {{}}; name another output.dir, or train from nothing with --resume never"
+    free = (*MACHINE, *LIMITS, "train.micro_batches")
+    problems = [
+        Problem(path, there.format(json.dumps(old)), new)
+        for path, old, new in _differing(state["config"], config, free)
+    ]
+    wanted = config.train.micro_batches
+    if wanted is not None and wanted != state["micro_batches"]:
+        problems.append(Problem("train.micro_batches", there.format(state["micro_batches"]), wanted))
+    if state["data"]["digest"] != data_digest:
+        stored = f"{state['data']['name']}, digest {state['data']['digest'][:12]}"
+        problems.append(Problem("data digest", there.format(stored), data_digest[:12]))
+    if problems:
+        raise Conflict(problems)
+
+
+def say_changes(state: Mapping[str, Any], config: Config) -> list[str]:
+    """Return a sentence for each limit that is another from here on."""
+    return [
+        f"{path} was {json.dumps(old)}, is {json.dumps(new)} from here on"
+        for path, old, new in _differing(state["config"], config, MACHINE)
+    ]
+
+
+def _differing(earlier: Any, config: Config, free: tuple[str, ...]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, earlier value, value now) of every field that differs, but for those below the `free` paths."""
+
+    def walk(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+        if path in free:
+            return
+        if isinstance(new, dict):
+            for key, value in new.items():
+                if isinstance(old, dict) and key in old:  # an older version did not know every field
+                    yield from walk(old[key], value, f"{path}.{key}" if path else key)
+        elif old != new:
+            yield path, old, new
+
+    return walk(earlier, config.model_dump(mode="json"), "")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
