@@ -69,7 +69,7 @@ class Checkpoints:
         self._lock: IO[str] | None = None
 
     def lock(self) -> None:
-        """Become the one who writes here until the process ends; raises Conflict, naming who else does.
+        """Become the one who writes here until `unlock`, or the process's end; raises Conflict, naming who else does.
 
         Waits where that one is on another host: a file server needs a while to notice that a host is gone.
         """
@@ -86,6 +86,12 @@ class Checkpoints:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         self._lock = file
+
+    def unlock(self) -> None:
+        """Let others write here; calling again does nothing."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Commit a checkpoint and remove those that are not kept any more; return its folder.

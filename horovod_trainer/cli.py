@@ -135,15 +135,15 @@ def run_training(config: list[Path], override: list[str], resume: str, output: s
         trainer = Trainer(start.config, lease.store, comm, threads, stop, watchdog)
         if start.progress is not None:
             trainer.restore(start.progress, start.checkpoint)
-        run = Run.start(Path(settings.output.dir), comm, settings, start.go_on)
-        if start.checkpoint is not None:
-            console.get_logger().info("going on after step %d", trainer.progress.step)
-            for sentence in say_changes(start.checkpoint.state, start.config):
-                console.get_logger().info("%s", sentence)
-        result = trainer.run(run.telemetry, run.checkpoints)
-        if comm.rank == 0:
-            run.finish(trainer.model, result)
-            show_result(output, settings, result)
+        with Run.start(Path(settings.output.dir), comm, settings, start.go_on) as run:
+            if start.checkpoint is not None:
+                console.get_logger().info("going on after step %d", trainer.progress.step)
+                for sentence in say_changes(start.checkpoint.state, start.config):
+                    console.get_logger().info("%s", sentence)
+            result = trainer.run(run.telemetry, run.checkpoints)
+            if comm.rank == 0:
+                run.finish(trainer.model, result)
+                show_result(output, settings, result)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ FIRST_ERROR_SECONDS = 1.0  # a rank that fails because another did lets the othe
 
 def end_with(failure: BaseException) -> NoReturn:
     """Report a failure and end the process with its code; a traceback means a bug of ours."""
+    if isinstance(failure, SystemExit):  # typer's own way to take a reader that has left
+        leave(failure.code if isinstance(failure.code, int) else ExitCode.FAILED)
     if isinstance(failure, KeyboardInterrupt | typer.Abort):
         leave(ExitCode.INTERRUPTED)
     if isinstance(failure, BrokenPipeError):  # the reader has left and wants to hear no more

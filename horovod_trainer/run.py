@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -79,6 +79,13 @@ class Run:
         keep = (go_on.metrics_bytes, go_on.step) if go_on is not None else None
         return cls(folder, Telemetry(folder, comm.rank, data, config.output.tensorboard, keep), checkpoints)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.telemetry.close()
+        self.checkpoints.unlock()
+
     def finish(self, model: LinkPredictor, result: dict[str, Any]) -> Path:
         """Write weights, plot and, last, the result; return the plot's path."""
         from safetensors.torch import save
@@ -89,7 +96,7 @@ class Run:
         ranks = counted(result["world"]["size"], "rank")
         title = f"{result['data']['name']}, {ranks}, {result['parameters']:,} parameters"
         plot_run(read_metrics(self.folder / METRICS), self.folder / PLOT, title)
-        write_atomic(self.folder / RESULT, json.dumps(result, indent=2, sort_keys=True) + "\n")
+        write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
         return self.folder / PLOT
 
 

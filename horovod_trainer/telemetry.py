@@ -50,10 +50,12 @@ class Telemetry:
         with naming(self._path):
             self._file = self._path.open("ab", buffering=0)  # one write per line: a reader sees whole lines
             kept, step = keep or (0, 0)
-            if self._file.tell() < kept:
+            there = os.fstat(self._file.fileno()).st_size
+            if there < kept:
                 log.warning("%s lacks its last lines: the run goes on, its curve has a gap", self._path)
                 kept = _whole_lines(self._path)
-            self._file.truncate(kept)
+            if there > kept:
+                self._file.truncate(kept)
         if tensorboard:
             from tensorboardX import SummaryWriter  # 0.3 s, and only rank 0 writes
 
