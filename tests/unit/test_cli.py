@@ -219,7 +219,8 @@ def test_the_current_folder_is_not_renamed(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert run(*small("train", "output.dir=.", "train.epochs=1")).code == 0
-    assert "it is the current folder" in refuse(4, *small("train", "output.dir=.", "train.epochs=1"))
+    again = [*small("train", "output.dir=.", "train.epochs=1"), "--resume", "never"]
+    assert "it is the current folder" in refuse(4, *again)
 
 
 def test_a_full_disk_is_named(small: Callable[..., list[object]], tmp_path: Path) -> None:
