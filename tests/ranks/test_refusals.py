@@ -62,6 +62,6 @@ def test_one_rank_that_fails_takes_the_others_down_and_speaks_first(
 
 def test_ranks_with_different_configs_do_not_start(settings: dict[str, object], tmp_path: Path) -> None:
     command = [trainer()[0], str(FAILING_RANK), "train", *words({**settings, "output.dir": tmp_path / "run"})]
-    done = launch(mpirun(2, command), OTHER_SEED="1")
+    done = launch(mpirun(2, command), FAULT="seed")
     assert done.returncode == ExitCode.CONFLICT, done.stderr
     assert said(done.stderr, "config: the ranks do not agree") == 1
