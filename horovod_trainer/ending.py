@@ -80,7 +80,8 @@ def report(error: TrainerError) -> None:
 
 def farewell(sentence: str) -> None:
     """Report what the watchdog says before it ends the process."""
-    report(TimedOut(f"rank {launcher_rank()}: {sentence}"))
+    leave_note(ExitCode.TIMEOUT, sentence)
+    report(TimedOut(f"rank {launcher_rank()}: {sentence}"))  # its own note comes too late
 
 
 def leave(code: int) -> NoReturn:

@@ -33,7 +33,7 @@ from horovod_trainer.processes import FRONT, JOB, TRY
 OPEN_MPI = ("mpirun", "mpiexec", "orterun")
 PASSED_ON = (FOLDER_VARIABLE, JOB, TRY, FRONT)  # mpirun gives ranks on other hosts only what it is told to
 POLL_SECONDS = 0.1
-FAILED_GRACE = 3.0  # from a rank's last words to the launcher's own end; then it waits for somebody who is gone
+FAILED_GRACE = 2.0  # from a rank's last words to the launcher's own end; then it waits for somebody who is gone
 STOPPED_GRACE = 30.0  # all ranks write nothing more by then: the checkpoint is committed before the note
 
 log = get_logger()
