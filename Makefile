@@ -1,5 +1,5 @@
 # Everything goes into .venv; each target makes what it needs first, and a second call is quick.
-# Variables: PYTHON (>= 3.11), NP ranks, CONFIG, ARGS for prepare and train (-s section.key=value), DATA for quality, NAME and ARGS for bench, WORKERS for scaling, TORCH_INDEX (empty: PyPI, CUDA).
+# Variables: PYTHON (>= 3.11), NP ranks, CONFIG, ARGS for prepare and train (-s section.key=value) and chaos, DATA for quality, NAME and ARGS for bench, WORKERS for scaling, TORCH_INDEX (empty: PyPI, CUDA).
 
 PYTHON ?= python3
 NP ?= 2
@@ -20,17 +20,20 @@ INSTALL_INPUTS := pyproject.toml constraints.txt $(wildcard docker/*.py docker/*
 RUN_READY := $(VENV)/.ready-run
 TEST_READY := $(VENV)/.ready-test
 
-.PHONY: train test quick check quality bench-setup bench scaling clean help
+.PHONY: train test quick chaos check quality bench-setup bench scaling clean help
 
 train: $(RUN_READY) ## train PubMed's citations on NP ranks of this machine, from nothing
 	@python -m horovod_trainer prepare -c $(CONFIG) $(ARGS)
-	@horovodrun --gloo -np $(NP) python -m horovod_trainer train -c $(CONFIG) $(ARGS)
+	@python -m horovod_trainer launch -- horovodrun --gloo -np $(NP) python -m horovod_trainer train -c $(CONFIG) $(ARGS)
 
 test: $(TEST_READY) ## lint, types, layers, spelling and all tests, timed
 	@.ci/checks tests
 
 quick: $(TEST_READY) ## the fast tests only
 	@python -m pytest -q -m "not slow" tests/unit
+
+chaos: $(TEST_READY) ## kill saves and ranks, cut links, feed bad input, long; the last line is one JSON object
+	@python -m tests.chaos $(ARGS)
 
 check: $(RUN_READY) ## what this machine and build can do, and what to fix
 	@python -m horovod_trainer check
