@@ -70,7 +70,8 @@ def install(folder: Path, extras: list[str], index: str) -> None:
     """Bring the environment to what `extras` need; each stage says what it does."""
     log = folder.parent / f"{folder.name}.log"
     log.unlink(missing_ok=True)
-    system_packages.ensure(log)
+    # tests/hosts needs more of the system; only root can make hosts, so nobody else is asked for it.
+    system_packages.ensure(log, hosts="dev" in extras and os.geteuid() == 0)
     python = make_environment(folder)
     pip = [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS)]
     run_logged("build tools", [*pip, *BUILD_TOOLS], log)
