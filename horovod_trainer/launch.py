@@ -69,7 +69,7 @@ class Front:
             (folder / NAME).unlink(missing_ok=True)
             env = {
                 **os.environ, FOLDER_VARIABLE: str(folder), JOB: self.job, TRY: self.attempt,
-                FRONT: f"{socket.gethostname()}:{os.getpid()}",
+                FRONT: f"{socket.gethostname()}:{processes.identity(os.getpid())}",
             }  # fmt: skip
             exports = [word for name in PASSED_ON for word in ("-x", name)] if self.open_mpi else []
             command = [self.argv[0], *exports, *self.argv[1:]]
@@ -126,7 +126,9 @@ class Front:
         def hear(number: int, frame: FrameType | None) -> None:
             self.asked += 1
 
-        before = {n: signal.signal(n, hear) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        # SIGHUP: the terminal was closed, and nobody would be left to end the ranks
+        heard = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, hear) for number in heard}
         try:
             yield
         finally:
@@ -159,8 +161,10 @@ def ending(code: int, note: ExitNote | None, asked: bool) -> Ending:
 def refuse_twin(job: str, found: Sequence[processes.Process]) -> None:
     """Raise Conflict while a front on this host runs the same job: its ranks are at work, not left over."""
     for process in found:
-        host, _, pid = process.environment.get(FRONT, "").rpartition(":")
-        if process.environment.get(JOB) == job and host == socket.gethostname() and processes.alive(int(pid or 0)):
+        host, _, front = process.environment.get(FRONT, "").partition(":")
+        pid = front.partition(":")[0]
+        at_work = pid.isdecimal() and processes.alive(int(pid)) and processes.identity(int(pid)) == front
+        if process.environment.get(JOB) == job and host == socket.gethostname() and at_work:
             raise Conflict(Problem("--job", f"the same job is running here, started by process {pid}", job))
 
 

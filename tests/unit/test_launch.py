@@ -15,7 +15,18 @@ import pytest
 from horovod_trainer.errors import Conflict, ExitCode
 from horovod_trainer.exit_note import FOLDER_VARIABLE, NAME, ExitNote, leave_note, read_note
 from horovod_trainer.launch import Ending, end_earlier_tries, ending, refuse_twin
-from horovod_trainer.processes import FRONT, JOB, TRY, Process, alive, descendants, of_earlier_tries, of_try, processes
+from horovod_trainer.processes import (
+    FRONT,
+    JOB,
+    TRY,
+    Process,
+    alive,
+    descendants,
+    identity,
+    of_earlier_tries,
+    of_try,
+    processes,
+)
 from tests.commands import ROOT, refuse
 
 # how a job ended
@@ -136,12 +147,12 @@ def test_the_same_job_twice_on_a_host_is_refused_while_its_front_lives() -> None
     import socket
 
     here = socket.gethostname()
-    refuse_twin(
-        "j", [process(2, 1, "j", "a", f"{here}:999999999"), process(3, 1, "j", "a", f"elsewhere:{os.getpid()}")]
-    )
-    refuse_twin("j", [process(2, 1, "k", "a", f"{here}:{os.getpid()}")])
+    me = identity(os.getpid())
+    gone = [f"{here}:999999999:1", f"elsewhere:{me}", f"{here}:{os.getpid()}:1", f"{here}:", "", "x"]
+    refuse_twin("j", [process(2, 1, "j", "a", front) for front in gone])  # its number may be another's by now
+    refuse_twin("j", [process(2, 1, "k", "a", f"{here}:{me}")])
     with pytest.raises(Conflict, match="the same job is running here"):
-        refuse_twin("j", [process(2, 1, "j", "a", f"{here}:{os.getpid()}")])
+        refuse_twin("j", [process(2, 1, "j", "a", f"{here}:{me}")])
 
 
 # the front itself, with launchers of our own
