@@ -31,6 +31,13 @@ from horovod_trainer.exit_note import FOLDER_VARIABLE, NAME, ExitNote, read_note
 from horovod_trainer.processes import FRONT, JOB, TRY
 
 OPEN_MPI = ("mpirun", "mpiexec", "orterun")
+# A host that falls silent is noticed after 30 s, not after Open MPI's 480, and not for a switch that restarts.
+KEEPALIVE = {
+    "OMPI_MCA_oob_tcp_keepalive_time": "10",
+    "OMPI_MCA_oob_tcp_keepalive_intvl": "5",
+    "OMPI_MCA_oob_tcp_keepalive_probes": "4",
+}
+HOST_LOST = (205, 255)  # what mpirun returns when a daemon of its own on another host is gone
 PASSED_ON = (FOLDER_VARIABLE, JOB, TRY, FRONT)  # mpirun gives ranks on other hosts only what it is told to
 POLL_SECONDS = 0.1
 FAILED_GRACE = 2.0  # from a rank's last words to the launcher's own end; then it waits for somebody who is gone
@@ -68,7 +75,7 @@ class Front:
         with _exit_folder(self.exit_dir) as folder, self._listening():
             (folder / NAME).unlink(missing_ok=True)
             env = {
-                **os.environ, FOLDER_VARIABLE: str(folder), JOB: self.job, TRY: self.attempt,
+                **KEEPALIVE, **os.environ, FOLDER_VARIABLE: str(folder), JOB: self.job, TRY: self.attempt,
                 FRONT: f"{socket.gethostname()}:{processes.identity(os.getpid())}",
             }  # fmt: skip
             exports = [word for name in PASSED_ON for word in ("-x", name)] if self.open_mpi else []
@@ -94,7 +101,7 @@ class Front:
                 deadline = time.monotonic() + (STOPPED_GRACE if note.code == ExitCode.STOPPED else FAILED_GRACE)
             if time.monotonic() > deadline:
                 log.warning("%s does not end by itself: ending it", Path(self.argv[0]).name)
-                processes.end(self._mine(), grace=0.5)
+                processes.end(self._mine(), grace=0.0)  # SIGTERM crashes an mpirun that is already ending
                 return self.child.wait()
             time.sleep(POLL_SECONDS)
         return code
@@ -154,7 +161,8 @@ def ending(code: int, note: ExitNote | None, asked: bool) -> Ending:
         )
         return Ending(ExitCode.STOPPED, (sentence,))
     name = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
-    sentence = f"the launcher ended with {name}, and no rank said why: killed, perhaps out of memory, or never started"
+    guess = "a host was lost" if code in HOST_LOST else "killed, perhaps out of memory, or never started"
+    sentence = f"the launcher ended with {name}, and no rank said why: {guess}"
     return Ending(128 - code if code < 0 else code, (sentence,))
 
 

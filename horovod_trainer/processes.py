@@ -73,12 +73,12 @@ def of_earlier_tries(job: str, attempt: str, found: Iterable[Process]) -> list[P
 
 
 def end(victims: Iterable[Process], grace: float = KILL_SECONDS) -> None:
-    """End processes: SIGKILL to those that SIGTERM did not end within `grace` seconds; returns when all are gone.
+    """End processes: SIGKILL to those that SIGTERM did not end within `grace` seconds (0: at once); returns when all are gone.
 
     A rank hears SIGTERM as the wish to stop, and may wait for others that will never come: hence the bound.
     """
     left = [process.pid for process in victims]
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
+    for number, seconds in (((signal.SIGTERM, grace),) if grace else ()) + ((signal.SIGKILL, 10.0),):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
