@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     pin(args.cores, int(os.environ["HOROVOD_LOCAL_RANK"]))
-    from horovod_trainer.comm.backends import HorovodCommunicator
+    from horovod_trainer.comm.horovod_backend import HorovodCommunicator
 
     comm = HorovodCommunicator()
     seconds, sent = {}, {}

@@ -64,8 +64,8 @@ def clocked(communicator: type[Any], file: Path) -> type[Any]:
 
 def communicator(args: argparse.Namespace) -> Communicator:
     """Return the clocked communicator: Horovod's, or that of a rank by itself."""
-    from horovod_trainer.comm.backends import HorovodCommunicator
     from horovod_trainer.comm.base import Solo
+    from horovod_trainer.comm.horovod_backend import HorovodCommunicator
 
     rank = args.alone if args.alone is not None else int(os.environ["HOROVOD_RANK"])
     clock = args.out / f"{rank}.clock"

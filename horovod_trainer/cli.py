@@ -14,7 +14,7 @@ import typer
 from horovod_trainer.allocator import restart_tuned
 from horovod_trainer.ending import end_with, farewell, leave
 from horovod_trainer.errors import ExitCode, InvalidInput, Problem
-from horovod_trainer.launchers import launcher_rank
+from horovod_trainer.launchers import launcher_local_rank, launcher_rank
 from horovod_trainer.stopping import StopWish
 from horovod_trainer.watchdog import Watchdog
 
@@ -154,7 +154,7 @@ def world(settings: Config) -> Iterator[tuple[Lease, Communicator, int, Watchdog
     from horovod_trainer.data import staging
     from horovod_trainer.launch import end_earlier_tries
 
-    if int(os.environ.get("HOROVOD_LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0) == 0:
+    if launcher_local_rank() == 0:
         end_earlier_tries()
     with Watchdog(settings.train.watchdog_s, farewell) as watchdog:
         # before Horovod starts: what is missing is said at once, and nobody waits in a collective for a copy

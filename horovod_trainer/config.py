@@ -149,7 +149,9 @@ class TrainSection(Section):
         None, description="micro-batches sampled ahead in a thread; null = 1, or 0 where nothing could run beside it"
     )
     log_every: Count = 10
-    communicator: Literal["auto", "horovod", "solo"] = "auto"
+    communicator: Literal["auto", "horovod", "mpi", "torch", "solo"] = Field(
+        "auto", description="auto: torch under torchrun, horovod under other launchers, solo without one"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="per rank; null = its share of the cores"

@@ -1,127 +1,58 @@
-"""Horovod behind the Communicator protocol: the only file that imports it, and only when asked."""
+"""Which communicator this process uses; the libraries behind them are imported only when one is."""
 
 from __future__ import annotations
 
 import os
-import socket
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
-import torch
+from horovod_trainer.comm.base import Communicator, Solo
+from horovod_trainer.errors import PlacementError, Problem
+from horovod_trainer.launchers import promised_size, under_torchrun
 
-from horovod_trainer.comm.base import Communicator, Reduction, Solo
-from horovod_trainer.errors import CommunicationFailed, InvalidInput, PlacementError, Problem
-
-STALL_SECONDS = "600"  # longer than one rank can be ahead of another in an evaluation
-# Horovod's threads wake every cycle to ask each other for work: at its default of 1 ms that takes 4 % of the core a rank
-# computes on. A collective then starts up to a cycle later, a time in which the sampler goes on (docs/performance.md).
-CPU_CYCLE_MS = "5"
-POLL_SECONDS = 1e-4  # between looks at a collective's end
-
-# what each launcher tells a rank about the world's size, the most specific first
-_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+Kind = Literal["auto", "horovod", "mpi", "torch", "solo"]
 
 
-def promised_size(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return (world size, variable) that the launcher put into the environment, or None outside a launcher."""
-    for name in _SIZE_VARIABLES:
-        if environment.get(name, "").isdecimal():
-            return int(environment[name]), name
-    return None
+def choose(kind: Kind, environment: Mapping[str, str]) -> Kind:
+    """Return the kind that auto means: torch under torchrun, horovod under other launchers, solo without one."""
+    if kind != "auto":
+        return kind
+    if under_torchrun(environment):
+        return "torch"
+    return "horovod" if promised_size(environment) is not None else "solo"
 
 
-def open_communicator(kind: Literal["auto", "horovod", "solo"]) -> Communicator:
-    """Return the communicator of this process; auto is horovod under a launcher, solo otherwise.
+def open_communicator(kind: Kind) -> Communicator:
+    """Return the communicator of this process.
 
-    Raises PlacementError when the world is not of the size the launcher said (a Horovod without that launcher's
-    controller makes every rank a world of one), InvalidInput when Horovod cannot be imported.
+    Raises PlacementError when the world is not of the size the launcher said (a library without that launcher's
+    controller makes every rank a world of one), InvalidInput when the library cannot be imported or found its world.
     """
     promise = promised_size(os.environ)
-    if kind == "solo" or (kind == "auto" and promise is None):
+    chosen = choose(kind, os.environ)
+    if chosen == "solo":
         if promise is not None and promise[0] > 1:
             raise PlacementError(
                 Problem("train.communicator", f"solo, but {promise[1]} says this is one of {promise[0]} ranks")
             )
         return Solo()
-    comm = HorovodCommunicator()
+    comm = _open(chosen)
     if promise is not None and comm.size != promise[0]:
-        raise PlacementError(
-            Problem(
-                promise[1],
-                f"the launcher started {promise[0]} ranks, Horovod sees {comm.size}: it was built without this "
-                "launcher's controller (see `horovod_trainer check`)",
-                comm.size,
-            )
-        )
+        fix = "it was built without this launcher's controller (see `horovod_trainer check`)"
+        message = f"the launcher started {promise[0]} ranks, {comm.name} sees {comm.size}: {fix}"
+        raise PlacementError(Problem(promise[1], message, comm.size))
     return comm
 
 
-class HorovodCommunicator:
-    """Collectives of Horovod. One allreduce a step on one flat tensor: nothing is fused, so runs repeat bit for bit."""
+def _open(chosen: Kind) -> Communicator:
+    if chosen == "mpi":
+        from horovod_trainer.comm.mpi_backend import MpiCommunicator
 
-    name = "horovod"
+        return MpiCommunicator()
+    if chosen == "torch":
+        from horovod_trainer.comm.torch_backend import TorchCommunicator
 
-    def __init__(self) -> None:
-        try:
-            import horovod.torch as hvd
-        except ImportError as failure:
-            raise InvalidInput(
-                Problem("train.communicator", f"Horovod cannot be imported ({failure}); `make setup` builds it")
-            ) from None
-        # ranks that wait in different collectives end the job instead of hanging; the user's own value wins
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", STALL_SECONDS)
-        if not torch.cuda.is_available():
-            os.environ.setdefault("HOROVOD_CYCLE_TIME", CPU_CYCLE_MS)
-        hvd.init()
-        self._hvd: Any = hvd
-        self._ops = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
-        self.rank, self.size = int(hvd.rank()), int(hvd.size())
-        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
-        self.host = socket.gethostname()
-        self._calls = 0
+        return TorchCommunicator()
+    from horovod_trainer.comm.horovod_backend import HorovodCommunicator
 
-    def _name(self, what: str) -> str:
-        """Return a name that is new on this rank and the same on all: ranks that disagree on the order are told apart."""
-        self._calls += 1
-        return f"{what}.{self._calls}"
-
-    def _call(self, start: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a collective that `start` begins; asleep until then.
-
-        Horovod's own way to wait is a busy loop: it takes the core from the sampler, from Horovod's threads, and from
-        the very rank that is waited for where ranks share cores.
-        """
-        try:
-            handle = start(*args, **kwargs)
-            while not self._hvd.poll(handle):
-                time.sleep(POLL_SECONDS)
-            return self._hvd.synchronize(handle)
-        except self._hvd.HorovodInternalError as failure:
-            sentence = str(failure).strip().splitlines()[0] if str(failure).strip() else "no reason given"
-            raise CommunicationFailed(f"rank {self.rank} on {self.host}: a collective failed: {sentence}") from None
-
-    def allreduce_(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
-        """Reduce in place; Horovod ends when one rank does."""
-        if self.size > 1:
-            self._call(self._hvd.allreduce_async_, tensor, op=self._ops[op], name=f"{op}.{tensor.numel()}")
-        return tensor
-
-    def broadcast_(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-        """Overwrite the tensors with those of `root`."""
-        for tensor in tensors:
-            self._call(self._hvd.broadcast_async_, tensor, root, name=self._name("broadcast"))
-
-    def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor; the row counts travel first."""
-        rows = self._call(self._hvd.allgather_async, torch.tensor([len(tensor)]), name=self._name("rows"))
-        whole = self._call(self._hvd.allgather_async, tensor, name=self._name("allgather"))
-        return list(torch.split(whole, rows.tolist()))
-
-    def barrier(self) -> None:
-        """Return when all ranks have called."""
-        self._call(self._hvd.allreduce_async, torch.zeros(1), name=self._name("barrier"))
-
-    def close(self) -> None:
-        """Shut Horovod down with all ranks."""
-        self._hvd.shutdown()
+    return HorovodCommunicator()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from horovod_trainer.launchers import RANK_VARIABLES
 from horovod_trainer.processes import TRY, processes
 from tests.ranks.launching import ROOT, Launcher, rows, trainer, words
 
 WAIT = 120.0  # seconds for a job to come to a step: a start takes 5 to 15
-RANK = re.compile("^(HOROVOD_RANK|OMPI_COMM_WORLD_RANK)$")
 
 
 @dataclass
@@ -69,7 +68,7 @@ class Job:
         """Return the process of every rank."""
         found = {}
         for process in processes():
-            names = [name for name in process.environment if RANK.match(name)]
+            names = [name for name in RANK_VARIABLES if name in process.environment]
             program = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0]
             if names and process.environment.get(TRY) and program == sys.executable.encode():
                 found[int(process.environment[names[0]])] = process.pid

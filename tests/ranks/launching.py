@@ -61,6 +61,12 @@ def mpirun(ranks: int, command: list[str]) -> list[str]:
     return ["mpirun", "--allow-run-as-root", *polite, "-np", str(ranks), *command]
 
 
+def torchrun(ranks: int, command: list[str]) -> list[str]:
+    """Return the command that starts `ranks` ranks with torchrun; the command must be Python's."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*run, "--no-python", *command]
+
+
 def launch(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command from the project's root to its end, within the bound."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}

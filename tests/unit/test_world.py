@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_trainer.comm.backends import promised_size
 from horovod_trainer.comm.base import Communicator, Solo, ThreadWorld, gather_text
 from horovod_trainer.config import LaunchSection
 from horovod_trainer.errors import Conflict, ExitCode, PlacementError
+from horovod_trainer.launchers import promised_size
 from horovod_trainer.world import check_agreement, check_placement
 
 
