@@ -133,12 +133,12 @@ def run_training(config: list[Path], override: list[str], resume: str, output: s
             return
         # refuses what cannot run, before an earlier run is moved aside
         trainer = Trainer(start.config, lease.store, comm, threads, stop, watchdog)
-        if start.progress is not None:
-            trainer.restore(start.progress, start.checkpoint)
+        if start.recorded is not None:
+            trainer.restore(start.recorded.progress, start.tensors)
         with Run.start(Path(settings.output.dir), comm, settings, start.go_on) as run:
-            if start.checkpoint is not None:
+            if start.recorded is not None:
                 console.get_logger().info("going on after step %d", trainer.progress.step)
-                for sentence in say_changes(start.checkpoint.state, start.config):
+                for sentence in say_changes(start.recorded, start.config):
                     console.get_logger().info("%s", sentence)
             result = trainer.run(run.telemetry, run.checkpoints)
             if comm.rank == 0:

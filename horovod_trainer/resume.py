@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_trainer.checkpoint import FOLDER, STATE, Checkpoint, Checkpoints, read_checkpoint
+from horovod_trainer.checkpoint import FOLDER, STATE, Checkpoint, Checkpoints, Tensors, read_checkpoint
 from horovod_trainer.comm.base import Communicator, on_rank_0
 from horovod_trainer.config import Config
 from horovod_trainer.console import get_logger
 from horovod_trainer.documents import load_yaml
 from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
 from horovod_trainer.run import CONFIG, RESULT, GoOn
-from horovod_trainer.state import Progress
+from horovod_trainer.state import Recorded
 
 # What may be another on resuming. Where and how a run computes:
 MACHINE = (
@@ -34,13 +34,14 @@ log = get_logger()
 class Start:
     """How a run begins. config: with train.micro_batches as the checkpoint has it, so that the global batch stays.
 
-    checkpoint: what it goes on from (its tensors on rank 0 alone). result: of the run that is finished already.
+    recorded: what the checkpoint says that it goes on from; tensors: the checkpoint's groups, on rank 0 alone.
+    result: of the run that is finished already.
     """
 
     config: Config
-    progress: Progress | None = None
+    recorded: Recorded | None = None
     go_on: GoOn | None = None
-    checkpoint: Checkpoint | None = None
+    tensors: dict[str, Tensors] | None = None
     result: dict[str, Any] | None = None
 
 
@@ -66,25 +67,22 @@ def begin(comm: Communicator, config: Config, data_digest: str, wanted: str) -> 
                 return {}
         else:
             source, checkpoint = _named(Path(wanted), config)
-        refuse_other(checkpoint.state, config, data_digest, source)
+        recorded = Recorded.of(checkpoint)
+        refuse_other(recorded, config, data_digest, source)
         found.append(checkpoint)
-        state = checkpoint.state
-        progress = Progress.of(state.get("progress", {}))
-        progress.resumed_at.append(progress.step)
-        return {
-            "progress": vars(progress), "source": str(source), "micro_batches": state["micro_batches"],
-            "metrics_bytes": state["metrics_bytes"],
-        }  # fmt: skip
+        recorded.progress.resumed_at.append(recorded.step)
+        return {"source": str(source), "recorded": recorded.model_dump(mode="json")}
 
     said = on_rank_0(comm, choose)
     if "result" in said:
         return Start(config, result=said["result"])
     if not said:
         return Start(config)
-    train = config.train.model_copy(update={"micro_batches": said["micro_batches"]})
-    progress, source = Progress.of(said["progress"]), Path(said["source"])
-    go_on = GoOn(source, progress.step, said["metrics_bytes"], _same(source, Path(config.output.dir)))
-    return Start(config.model_copy(update={"train": train}), progress, go_on, found[0] if found else None)
+    recorded, source = Recorded.model_validate(said["recorded"]), Path(said["source"])
+    train = config.train.model_copy(update={"micro_batches": recorded.micro_batches})
+    in_place = _same(source, Path(config.output.dir))
+    go_on = GoOn(source, recorded.step, recorded.metrics_bytes, in_place)
+    return Start(config.model_copy(update={"train": train}), recorded, go_on, found[0].groups if found else None)
 
 
 def finished(config: Config) -> dict[str, Any] | None:
@@ -122,29 +120,29 @@ def _named(wanted: Path, config: Config) -> tuple[Path, Checkpoint]:
     return wanted, found
 
 
-def refuse_other(state: Mapping[str, Any], config: Config, data_digest: str, source: Path) -> None:
+def refuse_other(recorded: Recorded, config: Config, data_digest: str, source: Path) -> None:
     """Raise Conflict naming every field that makes the checkpoint another run's: its data, model or way of training."""
     there = f"the checkpoint in {source} has {{}}; name another output.dir, or train from nothing with --resume never"
     free = (*MACHINE, *LIMITS, "train.micro_batches")
     problems = [
         Problem(path, there.format(json.dumps(old)), new)
-        for path, old, new in _differing(state["config"], config, free)
+        for path, old, new in _differing(recorded.config, config, free)
     ]
     wanted = config.train.micro_batches
-    if wanted is not None and wanted != state["micro_batches"]:
-        problems.append(Problem("train.micro_batches", there.format(state["micro_batches"]), wanted))
-    if state["data"]["digest"] != data_digest:
-        stored = f"{state['data']['name']}, digest {state['data']['digest'][:12]}"
+    if wanted is not None and wanted != recorded.micro_batches:
+        problems.append(Problem("train.micro_batches", there.format(recorded.micro_batches), wanted))
+    if recorded.data.digest != data_digest:
+        stored = f"{recorded.data.name}, digest {recorded.data.digest[:12]}"
         problems.append(Problem("data digest", there.format(stored), data_digest[:12]))
     if problems:
         raise Conflict(problems)
 
 
-def say_changes(state: Mapping[str, Any], config: Config) -> list[str]:
+def say_changes(recorded: Recorded, config: Config) -> list[str]:
     """Return a sentence for each limit that is another from here on."""
     return [
         f"{path} was {json.dumps(old)}, is {json.dumps(new)} from here on"
-        for path, old, new in _differing(state["config"], config, MACHINE)
+        for path, old, new in _differing(recorded.config, config, MACHINE)
     ]
 
 

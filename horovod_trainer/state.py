@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.optim.swa_utils import AveragedModel
 
-from horovod_trainer.checkpoint import Tensors
+from horovod_trainer.checkpoint import STATE, Checkpoint, Tensors
 from horovod_trainer.comm.base import Communicator
 from horovod_trainer.errors import InvalidInput, Problem
 from horovod_trainer.model import LinkPredictor
@@ -21,31 +21,65 @@ from horovod_trainer.optim import Adam
 
 MODEL, OPTIMIZER, AVERAGED, BEST = "model", "optimizer", "averaged", "best"  # the groups of a checkpoint's tensors
 
+Natural = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-@dataclass
-class Progress:
+
+class Progress(BaseModel):
     """How far a run has come: steps done, the step of its last validation, the best one so far, seconds of training.
 
     value: by validation MRR (or, without one, by AUC). stale: validations since the best. late: train.max_hours is over.
     """
 
-    step: int = 0
-    validated: int = 0
-    best_value: float | None = None
-    best_epoch: int = 0
-    stale: int = 0
-    seconds: float = 0.0
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    step: Natural = 0
+    validated: Natural = 0
+    best_value: Finite | None = None
+    best_epoch: Natural = 0
+    stale: Natural = 0
+    seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     late: bool = False
-    resumed_at: list[int] = field(default_factory=list)
-    validations: list[dict[str, Any]] = field(default_factory=list)
+    resumed_at: list[Natural] = []
+    validations: list[dict[str, int | float]] = []
+
+
+class Origin(BaseModel):
+    """The data that a run was trained on."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    digest: str
+
+
+class Recorded(BaseModel):
+    """What a checkpoint's state.json says of its run; more may stand there."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: Natural
+    micro_batches: Annotated[int, Field(ge=1)]
+    metrics_bytes: Natural
+    config: dict[str, Any]
+    data: Origin
+    progress: Progress
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Progress:
-        """Return the progress that a checkpoint recorded; raises InvalidInput where it is none."""
-        names = {entry.name for entry in fields(cls)}
-        if data.keys() != names or not isinstance(data.get("step"), int):
-            raise InvalidInput(Problem("progress", "of the checkpoint is damaged, or another version wrote it"))
-        return cls(**data)
+    def of(cls, checkpoint: Checkpoint) -> Recorded:
+        """Return what a checkpoint recorded; raises InvalidInput naming every field that is missing or impossible."""
+        file = f"{checkpoint.folder}/{STATE}"
+        try:
+            recorded = cls.model_validate(checkpoint.state)
+        except ValidationError as failure:
+            raise InvalidInput([
+                Problem(f"{file}: {'.'.join(map(str, error['loc']))}", f"is damaged: {error['msg']}", error["input"])
+                for error in failure.errors()
+            ]) from None  # fmt: skip
+        if recorded.progress.step != recorded.step:
+            message = f"is not the checkpoint's, {recorded.step}"
+            raise InvalidInput(Problem(f"{file}: progress.step", message, recorded.progress.step))
+        return recorded
 
 
 class TrainState:
@@ -113,4 +147,4 @@ class TrainState:
 
     def record(self) -> dict[str, Any]:
         """Return the progress as JSON values."""
-        return asdict(self.progress)
+        return self.progress.model_dump()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from horovod_trainer import __version__
 from horovod_trainer.assemble import build_evaluator, build_model, build_recipe, check_store, first_hop
-from horovod_trainer.checkpoint import Checkpoint, Checkpoints
+from horovod_trainer.checkpoint import Checkpoint, Checkpoints, Tensors
 from horovod_trainer.comm.base import Communicator, on_rank_0
 from horovod_trainer.config import Config
 from horovod_trainer.console import counted, get_logger, progress, stage_progress
@@ -89,9 +89,9 @@ class Trainer:
     def _whereabouts(self) -> str:
         return f"in phase {self.timers.latest or 'start'} after step {self.progress.step}"
 
-    def restore(self, reached: Progress, checkpoint: Checkpoint | None) -> None:
+    def restore(self, reached: Progress, tensors: Mapping[str, Tensors] | None) -> None:
         """Go on from a checkpoint, whose tensors rank 0 alone has; raises InvalidInput on every rank where they do not fit."""
-        on_rank_0(self.comm, lambda: self.state.load(reached, checkpoint.groups if checkpoint else None))
+        on_rank_0(self.comm, lambda: self.state.load(reached, tensors))
         if self.comm.rank != 0:
             self.state.load(reached, None)
         self.state.broadcast(self.comm)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from horovod_trainer.assemble import build_model
-from horovod_trainer.checkpoint import Checkpoint, Tensors
+from horovod_trainer.checkpoint import Tensors
 from horovod_trainer.comm.backends import open_communicator
 from horovod_trainer.config import load_config
 from horovod_trainer.data.store import open_store
@@ -31,7 +31,7 @@ saved: dict[str, Tensors] = {
     for group, tensors in sorted(trainer.state.groups().items())
 }
 reached = Progress(step=9, validated=9)
-trainer.restore(reached, Checkpoint({"step": 9}, saved) if comm.rank == 0 else None)
+trainer.restore(reached, saved if comm.rank == 0 else None)
 for group, tensors in trainer.state.groups().items():
     for name, tensor in tensors.items():
         assert torch.equal(tensor, saved[group][name]), f"{group} {name} did not come to rank {comm.rank}"
