@@ -1,8 +1,8 @@
 """Checkpoints: a folder a step, complete or none, found by a pointer that is written last (L3).
 
 `checkpoints/step-00000123-1f2e3d4c/` holds one safetensors file per group of tensors and, written last, state.json with
-the size and SHA-256 of each; `checkpoints/LATEST` names the folder and state.json's own digest. Every file is synced
-before the next one relies on it. No name is ever used twice, so a network file system's client that still holds what a
+the size and SHA-256 of each, and its own; `checkpoints/LATEST` names the folder. Every file is synced before the next one
+relies on it. No name is ever used twice, so a network file system's client that still holds what a
 name meant before reads nothing stale; nothing is believed because of where it lies, only because its digests are right.
 """
 
@@ -27,7 +27,7 @@ from typing import IO, Any
 import torch
 
 from horovod_trainer.console import get_logger
-from horovod_trainer.documents import make_folder, sync, write_atomic
+from horovod_trainer.documents import digest, make_folder, sync, write_atomic
 from horovod_trainer.errors import Conflict, InvalidInput, Problem, TrainerError, naming
 
 FOLDER, POINTER, STATE, LOCK = "checkpoints", "LATEST", "state.json", ".lock"
@@ -106,11 +106,9 @@ class Checkpoints:
             serial = 1 + max((entry.serial for entry in earlier), default=0)
             make_folder(place)
             state = {"format": FORMAT, **checkpoint.state, "serial": serial, "files": _write(place, checkpoint.groups)}
-            text = json.dumps(state, indent=1, allow_nan=False) + "\n"
-            write_atomic(place / STATE, text)
+            write_atomic(place / STATE, json.dumps(state | {"digest": digest(state)}, indent=1) + "\n")
             sync(self.folder)
-            pointer = {"folder": place.name, "step": step, "sha256": _sha256(text.encode())}
-            write_atomic(self.folder / POINTER, json.dumps(pointer) + "\n")
+            write_atomic(self.folder / POINTER, json.dumps({"folder": place.name, "step": step}) + "\n")
         except OSError as failure:
             if not (place / STATE).exists():  # else it is whole, and the pointer may name it already
                 shutil.rmtree(place, ignore_errors=True)
@@ -162,20 +160,14 @@ class Checkpoints:
         """Return the folder that the pointer names, or what is wrong with the pointer."""
         file = self.folder / POINTER
         try:
-            pointer = json.loads(_read(file))
-            name, digest = str(pointer["folder"]), pointer["sha256"]
+            name = str(json.loads(_read(file))["folder"])
         except (FileNotFoundError, NotADirectoryError):
             return None, None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None, Problem(str(file), "is damaged")
-        folder = self.folder / name
         if not _NAME.fullmatch(name):
             return None, Problem(str(file), "names no checkpoint", name)
-        try:
-            same = _sha256(_read(folder / STATE)) == digest
-        except FileNotFoundError:
-            return None, Problem(str(folder), "the last checkpoint is missing")
-        return (folder, None) if same else (None, Problem(str(folder / STATE), "is not what was committed"))
+        return self.folder / name, None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -213,9 +205,12 @@ def _state(folder: Path) -> dict[str, Any] | Problem:
     except (FileNotFoundError, NotADirectoryError):
         return Problem(str(folder), f"is no checkpoint: it has no {STATE}")
     except (ValueError, RecursionError):
-        return Problem(str(file), "is damaged")
+        return Problem(str(file), "is damaged: it is not JSON")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return Problem(str(file), f"is not of format {FORMAT}: another version of this program wrote it")
+    committed = state.pop("digest", None)
+    if not _is_json(state) or digest(state) != committed:
+        return Problem(str(file), "is damaged: its content is not what was committed")
     kinds = {"step": int, "serial": int, "files": dict}
     odd = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
     if not odd:
@@ -225,6 +220,15 @@ def _state(folder: Path) -> dict[str, Any] | Problem:
             if Path(name).name != name or not isinstance(entry, dict) or not {"bytes", "sha256"} <= entry.keys()
         ]  # fmt: skip
     return Problem(str(file), f"is damaged at {', '.join(odd)}") if odd else state
+
+
+def _is_json(state: Any) -> bool:
+    """Return whether a digest of it can be taken: Python reads NaN, which is not JSON."""
+    try:
+        digest(state)
+    except ValueError:
+        return False
+    return True
 
 
 def _write(place: Path, groups: Mapping[str, Tensors]) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from horovod_trainer.documents import digest
 from tests.commands import SMALL, Ended, run
 from tests.raw import write_ogb
 
@@ -369,10 +370,19 @@ def state(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
         (checkpoints / "LATEST").unlink()
         for file in checkpoints.glob("*/state.json"):
             document = json.loads(file.read_text())
+            del document["digest"]
             change(document)
-            file.write_text(json.dumps(document))
+            file.write_text(json.dumps(document | {"digest": signed(document)}))
 
     return edit
+
+
+def signed(document: dict[str, Any]) -> str:
+    """Return the digest that makes an edited state one that was committed so, where it can have one."""
+    try:
+        return digest(document)
+    except ValueError:  # NaN
+        return ""
 
 
 def each(name: str, damage: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -382,6 +392,7 @@ def each(name: str, damage: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 CHECKPOINTS: list[tuple[str, Callable[[Path], Any], int, str]] = [
     ("states cut", each("state.json", lambda file: os.truncate(file, 50)), 2, "state.json"),
+    ("states edited", each("state.json", lambda file: _edit(file, '"step": 7', '"step": 6')), 2, "state.json"),
     ("states empty", each("state.json", lambda file: file.write_text("")), 2, "state.json"),
     ("weights cut", each("model.safetensors", lambda file: os.truncate(file, 20)), 2, "model.safetensors"),
     ("weights gone", each("model.safetensors", lambda file: file.unlink()), 2, "model.safetensors: is missing"),
@@ -391,7 +402,7 @@ CHECKPOINTS: list[tuple[str, Callable[[Path], Any], int, str]] = [
     ("with a step of text", state(lambda s: s.update(step="seven")), 2, "state.json"),
     ("with a negative step", state(lambda s: s["progress"].update(step=-1)), 2, "progress.step"),
     ("with another step in its progress", state(lambda s: s["progress"].update(step=5)), 2, "progress.step"),
-    ("with a NaN", state(lambda s: s["progress"].update(best_value=float("nan"))), 2, "progress.best_value"),
+    ("with a NaN", state(lambda s: s["progress"].update(best_value=float("nan"))), 2, "state.json"),
     ("without config", state(lambda s: s.pop("config")), 2, "state.json: config"),
     ("with no micro-batches", state(lambda s: s.update(micro_batches=0)), 2, "state.json: micro_batches"),
     ("with negative metrics", state(lambda s: s.update(metrics_bytes=-1)), 2, "state.json: metrics_bytes"),
@@ -425,9 +436,10 @@ def _shrink(file: Path) -> None:
     """Put other tensors into a checkpoint, in good order: what another architecture would have saved."""
     save_file({name: tensor[:1] for name, tensor in load_file(file).items()}, file)
     document = json.loads((file.parent / "state.json").read_text())
+    del document["digest"]
     content = file.read_bytes()
     document["files"][file.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (file.parent / "state.json").write_text(json.dumps(document))
+    (file.parent / "state.json").write_text(json.dumps(document | {"digest": digest(document)}))
 
 
 def _flip(file: Path) -> None:

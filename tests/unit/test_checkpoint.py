@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from horovod_trainer.checkpoint import FOLDER, POINTER, STATE, Checkpoint, Checkpoints, read_checkpoint
+from horovod_trainer.documents import digest
 from horovod_trainer.errors import Conflict, InvalidInput, TrainerError
 
 
@@ -139,11 +140,16 @@ def test_what_a_killed_save_left_is_no_checkpoint_and_goes_with_the_next(tmp_pat
 
 def test_another_format_and_an_edited_state_are_refused(tmp_path: Path, three: list[Path]) -> None:
     state = json.loads((three[0] / STATE).read_text())
+    del state["digest"]
     outside = {"../x.safetensors": {"bytes": 1, "sha256": ""}}
     for change in ({"format": 2}, {"files": outside}, {"step": "1"}, {"files": {"a": 1}}):
-        (three[0] / STATE).write_text(json.dumps(state | change))
+        edited = state | change
+        (three[0] / STATE).write_text(json.dumps(edited | {"digest": digest(edited)}))
         with pytest.raises(InvalidInput, match=STATE):
             read_checkpoint(three[0])
+    (three[0] / STATE).write_text(json.dumps(state | {"step": 2, "digest": digest(state)}))
+    with pytest.raises(InvalidInput, match="not what was committed"):
+        read_checkpoint(three[0])
     with pytest.raises(InvalidInput, match="is no checkpoint"):
         read_checkpoint(tmp_path)
 

@@ -256,7 +256,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(
     interrupted(small, monkeypatch, 10)
     for state in (tmp_path / "run" / "checkpoints").glob("*/state.json"):
         state.write_text("{")
-    assert "is damaged" in refuse(2, *small("train", *LONG), lines=3)
+    assert "is damaged" in refuse(2, *small("train", *LONG), lines=2)
 
 
 # stopping and saving
