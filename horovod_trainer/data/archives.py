@@ -113,7 +113,8 @@ def read_npz(file: Path, wanted: Container[str]) -> dict[str, NDArray[Any]]:
     """Return the wanted arrays of a numpy archive; raises InvalidInput when it is damaged or holds pickled ones."""
     if not zipfile.is_zipfile(file):
         raise InvalidInput(Problem(str(file), "not an npz archive"))
-    with refusing_damage(str(file)), np.load(file, allow_pickle=False) as archive:
+    # opened here: numpy leaves open what it opens itself, when the archive's directory is damaged
+    with refusing_damage(str(file)), file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         try:
             return {name: archive[name] for name in archive.files if name in wanted}
         except ValueError as failure:
