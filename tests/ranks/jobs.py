@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from horovod_trainer.launchers import RANK_VARIABLES
-from horovod_trainer.processes import TRY, processes
+from horovod_trainer.processes import JOB, Process, processes
 from tests.ranks.launching import ROOT, Launcher, rows, trainer, words
 
 WAIT = 120.0  # seconds for a job to come to a step: a start takes 5 to 15
@@ -31,9 +31,14 @@ class Job:
     script: list[str] = field(default_factory=trainer)
     environment: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """The job's name: the same for every try in one folder, and nobody else's."""
+        return str(self.out)
+
     def __enter__(self) -> Self:
         train = [*self.script, "train", *words({**self.settings, "output.dir": self.out}), *self.more]
-        command = [*trainer("launch"), "--", *self.launcher(self.ranks, train)]
+        command = [*trainer("launch", "--job", self.name), "--", *self.launcher(self.ranks, train)]
         self.log = self.out.with_name(f"{self.out.name}.log")
         env = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
         with self.log.open("w") as file:
@@ -67,12 +72,16 @@ class Job:
     def rank_pids(self) -> dict[int, int]:
         """Return the process of every rank."""
         found = {}
-        for process in processes():
+        for process in self.processes():
             names = [name for name in RANK_VARIABLES if name in process.environment]
             program = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0]
-            if names and process.environment.get(TRY) and program == sys.executable.encode():
+            if names and program == sys.executable.encode():
                 found[int(process.environment[names[0]])] = process.pid
         return found
+
+    def processes(self) -> list[Process]:
+        """Return the processes that this job, in whichever try, has or left on this machine."""
+        return [process for process in processes() if process.environment.get(JOB) == self.name]
 
     def kill(self, rank: int) -> None:
         os.kill(self.rank_pids()[rank], signal.SIGKILL)
@@ -88,11 +97,6 @@ class Job:
 def curve(run: Path) -> list[tuple[int, float, float]]:
     """Return (step, loss, gradient norm) of every step of a run."""
     return [(row["step"], row["loss"], row["gradient_norm"]) for row in rows(run, "step")]
-
-
-def left_over() -> list[int]:
-    """Return processes that some try of a job left behind."""
-    return [process.pid for process in processes() if process.environment.get(TRY)]
 
 
 def kill_ranks(
@@ -114,7 +118,7 @@ def kill_ranks(
                 hangs += job.end(within=10.0) == 0
             except AssertionError:
                 hangs += 1
-            hangs += len(left_over())
+            hangs += len(job.processes())
     total = 20 + max(step for step, _, _ in curve(out))
     last = {**settings, "train.max_steps": total}
     for place in (out, folder / "whole"):

@@ -11,7 +11,7 @@ import pytest
 
 from horovod_trainer.errors import ExitCode
 from tests.ranks import launching
-from tests.ranks.jobs import Job, curve, left_over
+from tests.ranks.jobs import Job, curve
 from tests.ranks.launching import Launcher, horovodrun, launch, mpirun, succeed, torchrun, trainer, words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,7 +74,7 @@ def test_a_stop_and_a_failure_are_reported_as_under_horovod(
     with failing as job:
         assert job.end(within=60.0) == ExitCode.CONFLICT, job.text()
     assert job.text().splitlines()[-1].endswith("the disk of rank 1 is another's")
-    assert not left_over()
+    assert not job.processes()
 
 
 @pytest.mark.parametrize(("launcher", "kind"), [(torchrun, "torch"), (mpirun, "mpi"), (mpirun, "torch")])
@@ -84,7 +84,7 @@ def test_a_killed_rank_ends_the_job(launcher: Launcher, kind: str, settings: dic
         job.wait_for_step(5)
         job.kill(1)
         assert job.end(within=10.0) not in (0, 75), job.text()
-    assert not left_over()
+    assert not job.processes()
 
 
 def test_torch_without_a_meeting_place_says_what_is_missing(settings: dict[str, object], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from horovod_trainer.errors import ExitCode
 from tests.ranks import launching
-from tests.ranks.jobs import Job, curve, kill_ranks, left_over
+from tests.ranks.jobs import Job, curve, kill_ranks
 from tests.ranks.launching import Launcher, horovodrun, mpirun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,7 +31,7 @@ def ended(launcher: Launcher, settings: dict[str, object], out: Path, fault: str
     job = Job(launcher, 2, settings, out, script=FAILING_RANK, environment={"FAULT": fault})
     with job:
         code = job.end(within=120.0)
-    assert not left_over()
+    assert not job.processes()
     return code, job.text()
 
 
@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_ends_the_job_within_the_watchdogs_bound(
     assert f"no progress for {WATCHDOG:g} s (train.watchdog_s), in phase " in said.splitlines()[-1]
     assert "after step 2" in said.splitlines()[-1]
     assert "wait_for_ever" in said  # rank 1's stack: it is the one whose last progress lies furthest back
-    assert not left_over()
+    assert not job.processes()
 
 
 @both

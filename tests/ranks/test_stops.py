@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import launching
-from tests.ranks.jobs import Job, curve, left_over
+from tests.ranks.jobs import Job, curve
 from tests.ranks.launching import horovodrun, launch, mpirun, succeed, trainer, words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,7 +36,7 @@ def stop(launcher: launching.Launcher, ranks: int, settings: dict[str, object], 
         last = job.text().splitlines()[-1]
         assert "stopped: rank 0 on" in last
         assert f"ended after step {job.reached()}, which is saved" in last
-    assert not left_over()
+    assert not job.processes()
 
 
 @pytest.mark.parametrize(
