@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,11 +43,15 @@ log = get_logger()
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run is made of at one step: state (JSON, with `step`) and groups of tensors by name."""
+    """What a run is made of at one step: state (JSON, with `step`) and groups of tensors by name.
+
+    skipped: the folders of later ones, which are damaged.
+    """
 
     state: dict[str, Any]
     groups: dict[str, Tensors]
     folder: Path | None = None
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Checkpoints:
     def __init__(self, run: Path, keep_last: int, keep_best: int) -> None:
         self.folder = run / FOLDER
         self.keep_last, self.keep_best = keep_last, keep_best
+        self.skipped: frozenset[str] = frozenset()  # step folders that were found damaged: kept no longer
         self._lock: IO[str] | None = None
 
     def lock(self) -> None:
@@ -74,7 +79,11 @@ class Checkpoints:
         Waits where that one is on another host: a file server needs a while to notice that a host is gone.
         """
         make_folder(self.folder)
-        file = (self.folder / LOCK).open("a+")
+        with naming(self.folder / LOCK):
+            self._take(self.folder / LOCK)
+
+    def _take(self, place: Path) -> None:
+        file = place.open("a+")
         until = time.monotonic() + FOREIGN_LOCK_SECONDS
         while not _locked(file):
             owner = _owner(file)
@@ -114,7 +123,7 @@ class Checkpoints:
                 shutil.rmtree(place, ignore_errors=True)
             there = f"step {earlier[-1].state['step']}'s is intact" if earlier else "there was none before"
             reason = failure.strerror or str(failure)
-            advice = "with room and rights to write there, the same command goes on"
+            advice = "with room and rights to write there, --resume auto goes on"
             message = f"the checkpoint of step {step} could not be written: {reason}; {there}; {advice}"
             raise TrainerError(Problem(str(failure.filename or place), message)) from None
         self._retire([*earlier, _Entry(place, state)])
@@ -122,8 +131,9 @@ class Checkpoints:
 
     def _retire(self, entries: Sequence[_Entry]) -> None:
         """Remove all but the last ones and the best ones, and what a killed save left."""
-        last = entries[-self.keep_last :]
-        judged = [entry for entry in entries if entry.state.get("value") is not None]
+        whole = [entry for entry in entries if entry.folder.name not in self.skipped]
+        last = whole[-self.keep_last :]
+        judged = [entry for entry in whole if entry.state.get("value") is not None]
         best = sorted(judged, key=lambda entry: (-entry.state["value"], entry.serial))[: self.keep_best]
         kept = {entry.folder for entry in (*last, *best)}
         for folder in _folders(self.folder):
@@ -131,6 +141,7 @@ class Checkpoints:
                 with suppress(OSError):  # state.json first: a folder without it is no checkpoint
                     (folder / STATE).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
+        sweep(self.folder)
 
     def latest(self) -> Checkpoint | None:
         """Return the checkpoint that the pointer names or, where that is not whole, the last one that is; None: none.
@@ -144,14 +155,16 @@ class Checkpoints:
         if pointed is not None:
             order = [pointed, *(folder for folder in order if folder != pointed)]
         problems = [problem] if problem is not None else []
+        skipped: list[str] = []
         for folder in order:
             if not (folder / STATE).exists() and folder != pointed:
                 continue  # a save that was killed: never a checkpoint
             try:
-                return read_checkpoint(folder)
+                return replace(read_checkpoint(folder), skipped=tuple(skipped))
             except InvalidInput as failure:
                 log.warning("%s", failure)
                 problems += failure.problems
+                skipped.append(folder.name)
         if problems:
             raise InvalidInput(problems)
         return None
@@ -163,11 +176,20 @@ class Checkpoints:
             name = str(json.loads(_read(file))["folder"])
         except (FileNotFoundError, NotADirectoryError):
             return None, None
+        except OSError as failure:
+            return None, Problem(str(file), f"cannot be read: {failure.strerror or failure}")
         except (ValueError, KeyError, TypeError, RecursionError):
             return None, Problem(str(file), "is damaged")
         if not _NAME.fullmatch(name):
             return None, Problem(str(file), "names no checkpoint", name)
         return self.folder / name, None
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that killed writers left; only where one holds the lock."""
+    for left in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -185,6 +207,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             content = _read(file)
         except FileNotFoundError:
             problems.append(Problem(str(file), "is missing"))
+            continue
+        except OSError as failure:
+            problems.append(Problem(str(file), f"cannot be read: {failure.strerror or failure}"))
             continue
         if len(content) != entry["bytes"]:
             problems.append(Problem(str(file), f"is damaged: {entry['bytes']} bytes were committed", len(content)))
@@ -204,6 +229,8 @@ def _state(folder: Path) -> dict[str, Any] | Problem:
         state = json.loads(_read(file))
     except (FileNotFoundError, NotADirectoryError):
         return Problem(str(folder), f"is no checkpoint: it has no {STATE}")
+    except OSError as failure:
+        return Problem(str(file), f"cannot be read: {failure.strerror or failure}")
     except (ValueError, RecursionError):
         return Problem(str(file), "is damaged: it is not JSON")
     if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -123,7 +123,9 @@ def run_training(config: list[Path], override: list[str], resume: str, output: s
         from horovod_trainer.resume import begin, say_changes
         from horovod_trainer.run import Run
         from horovod_trainer.train import Trainer
+        from horovod_trainer.world import check_placement
 
+        check_placement(comm, settings.launch)
         check_store(settings, lease.store)
         start = begin(comm, settings, lease.store.manifest["digest"], resume)
         if start.result is not None:
@@ -135,12 +137,15 @@ def run_training(config: list[Path], override: list[str], resume: str, output: s
         trainer = Trainer(start.config, lease.store, comm, threads, stop, watchdog)
         if start.recorded is not None:
             trainer.restore(start.recorded.progress, start.tensors)
-        with Run.start(Path(settings.output.dir), comm, settings, start.go_on) as run:
+        with watchdog.suspended():  # another host's lock may be waited for
+            run = Run.start(Path(settings.output.dir), comm, settings, start.go_on)
+        with run:
             if start.recorded is not None:
                 console.get_logger().info("going on after step %d", trainer.progress.step)
                 for sentence in say_changes(start.recorded, start.config):
                     console.get_logger().info("%s", sentence)
-            result = trainer.run(run.telemetry, run.checkpoints)
+            branch = start.go_on is not None and not start.go_on.in_place
+            result = trainer.run(run.telemetry, run.checkpoints, branch)
             if comm.rank == 0:
                 run.finish(trainer.model, result)
                 show_result(output, settings, result)

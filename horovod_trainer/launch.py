@@ -7,6 +7,7 @@ own signals, exit code and last lines mean the same under each.
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import hashlib
 import os
@@ -27,8 +28,8 @@ from horovod_trainer import processes
 from horovod_trainer.console import counted, get_logger
 from horovod_trainer.documents import make_folder
 from horovod_trainer.errors import Conflict, ExitCode, InvalidInput, NotFound, Problem
-from horovod_trainer.exit_note import FOLDER_VARIABLE, NAME, ExitNote, read_note
-from horovod_trainer.processes import FRONT, JOB, TRY
+from horovod_trainer.exit_note import FOLDER_VARIABLE, ExitNote, read_note
+from horovod_trainer.processes import JOB, TRY
 
 OPEN_MPI = ("mpirun", "mpiexec", "orterun")
 # A host that falls silent is noticed after 30 s, not after Open MPI's 480, and not for a switch that restarts.
@@ -38,8 +39,9 @@ KEEPALIVE = {
     "OMPI_MCA_oob_tcp_keepalive_probes": "4",
 }
 HOST_LOST = (205, 255)  # what mpirun returns when a daemon of its own on another host is gone
-PASSED_ON = (FOLDER_VARIABLE, JOB, TRY, FRONT)  # mpirun gives ranks on other hosts only what it is told to
+PASSED_ON = (FOLDER_VARIABLE, JOB, TRY)  # mpirun gives ranks on other hosts only what it is told to
 POLL_SECONDS = 0.1
+SECOND_AFTER = 1.0  # seconds of silence, after which a signal is a second wish
 FAILED_GRACE = 2.0  # from a rank's last words to the launcher's own end; then it waits for somebody who is gone
 STOPPED_GRACE = 30.0  # all ranks write nothing more by then: the checkpoint is committed before the note
 
@@ -58,7 +60,7 @@ class Front:
     """One try of a job: the launcher's process, and what this host's processes of the same try are asked to do."""
 
     def __init__(self, argv: Sequence[str], exit_dir: Path | None, job: str | None) -> None:
-        """Check what is to be started; raises InvalidInput, NotFound, and Conflict while the same job runs on this host."""
+        """Check what is to be started; raises InvalidInput and NotFound."""
         if not argv:
             raise InvalidInput(Problem("launch", "give the launcher's command after --: launch -- mpirun -np 2 ..."))
         if shutil.which(argv[0]) is None:
@@ -67,17 +69,17 @@ class Front:
         self.open_mpi = Path(argv[0]).name in OPEN_MPI
         self.job = job or _identity(argv)
         self.attempt = secrets.token_hex(8)
-        self.asked = 0  # signals that asked to stop
-        refuse_twin(self.job, processes.processes())
+        self.asked = 0  # how often it was asked to stop
+        self._heard_at = float("-inf")
 
     def run(self) -> Ending:
-        """Start the launcher, wait for its end, and return how the job ended; no process of this try is left here."""
-        with _exit_folder(self.exit_dir) as folder, self._listening():
-            (folder / NAME).unlink(missing_ok=True)
-            env = {
-                **KEEPALIVE, **os.environ, FOLDER_VARIABLE: str(folder), JOB: self.job, TRY: self.attempt,
-                FRONT: f"{socket.gethostname()}:{processes.identity(os.getpid())}",
-            }  # fmt: skip
+        """Start the launcher, wait for its end, and return how the job ended; no process of this try is left here.
+
+        Raises Conflict while the same job runs on this host.
+        """
+        with alone(self.job), _exit_folder(self.exit_dir) as folder, self._listening():
+            ours = {FOLDER_VARIABLE: str(folder), JOB: self.job, TRY: self.attempt}
+            env = {**KEEPALIVE, **os.environ, **ours}
             exports = [word for name in PASSED_ON for word in ("-x", name)] if self.open_mpi else []
             command = [self.argv[0], *exports, *self.argv[1:]]
             # a session of its own: Ctrl-C reaches the front alone, which turns it into a clean stop
@@ -131,7 +133,10 @@ class Front:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         def hear(number: int, frame: FrameType | None) -> None:
-            self.asked += 1
+            now = time.monotonic()
+            if now - self._heard_at > SECOND_AFTER:  # a closing session sends SIGTERM and SIGHUP at once
+                self.asked += 1
+            self._heard_at = now
 
         # SIGHUP: the terminal was closed, and nobody would be left to end the ranks
         heard = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -157,7 +162,7 @@ def ending(code: int, note: ExitNote | None, asked: bool) -> Ending:
         return Ending(0)
     if asked:  # the ranks had not begun to listen, or were ended on the second wish
         sentence = (
-            "ended before a rank could say more; the same command goes on from the last checkpoint, if there is one"
+            "ended before a rank could say more; train --resume auto goes on from the last checkpoint, if there is one"
         )
         return Ending(ExitCode.STOPPED, (sentence,))
     name = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
@@ -166,14 +171,21 @@ def ending(code: int, note: ExitNote | None, asked: bool) -> Ending:
     return Ending(128 - code if code < 0 else code, (sentence,))
 
 
-def refuse_twin(job: str, found: Sequence[processes.Process]) -> None:
-    """Raise Conflict while a front on this host runs the same job: its ranks are at work, not left over."""
-    for process in found:
-        host, _, front = process.environment.get(FRONT, "").partition(":")
-        pid = front.partition(":")[0]
-        at_work = pid.isdecimal() and processes.alive(int(pid)) and processes.identity(int(pid)) == front
-        if process.environment.get(JOB) == job and host == socket.gethostname() and at_work:
-            raise Conflict(Problem("--job", f"the same job is running here, started by process {pid}", job))
+@contextmanager
+def alone(job: str) -> Iterator[None]:
+    """Hold the job's lock on this host; raises Conflict while another front has it: its ranks are at work, not left over."""
+    digest = hashlib.sha256(f"{job} {socket.gethostname()}".encode()).hexdigest()[:16]
+    place = Path(tempfile.gettempdir()) / f"horovod-trainer-{os.getuid()}-{digest}.lock"
+    with open(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"the same job is running here, started by process {file.read().strip()}"
+            raise Conflict(Problem("--job", message, job)) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def end_earlier_tries(environment: Mapping[str, str] = os.environ) -> int:
@@ -202,10 +214,11 @@ def _identity(argv: Sequence[str]) -> str:
 
 @contextmanager
 def _exit_folder(wanted: Path | None) -> Iterator[Path]:
-    """Yield the folder for exit.json: the one that was named, which the ranks' hosts share, or one of this host's own."""
+    """Yield a folder for this try's exit.json, and remove it: below the one named, which all hosts share, or this host's own.
+
+    A folder a try: ranks that an earlier one left may still have something to say, and it is not about this one.
+    """
     if wanted is not None:
         make_folder(wanted)
-        yield wanted.absolute()
-        return
-    with tempfile.TemporaryDirectory(prefix="horovod-trainer-") as folder:
+    with tempfile.TemporaryDirectory(prefix="horovod-trainer-", dir=wanted and wanted.absolute()) as folder:
         yield Path(folder)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 JOB, TRY = "HOROVOD_TRAINER_JOB", "HOROVOD_TRAINER_TRY"
-FRONT = "HOROVOD_TRAINER_FRONT"  # host:pid:start of the front that began a try
 KILL_SECONDS = 2.0  # between asking and killing
 
 
@@ -90,11 +89,6 @@ def end(victims: Iterable[Process], grace: float = KILL_SECONDS) -> None:
 def alive(pid: int) -> bool:
     """Return whether a process is there and not dead."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def identity(pid: int) -> str:
-    """Return pid:start, in ticks since the machine's: a number that is used again is another process."""
-    return f"{pid}:{(_stat(pid) or ['0'] * 20)[19]}"
 
 
 def _stat(pid: int) -> list[str]:

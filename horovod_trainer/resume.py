@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from horovod_trainer.checkpoint import FOLDER, STATE, Checkpoint, Checkpoints, Tensors, read_checkpoint
 from horovod_trainer.comm.base import Communicator, on_rank_0
 from horovod_trainer.config import Config
@@ -16,7 +18,7 @@ from horovod_trainer.console import get_logger
 from horovod_trainer.documents import load_yaml
 from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
 from horovod_trainer.run import CONFIG, RESULT, GoOn
-from horovod_trainer.state import Recorded
+from horovod_trainer.state import Origin, Recorded
 
 # What may be another on resuming. Where and how a run computes:
 MACHINE = (
@@ -58,20 +60,20 @@ def begin(comm: Communicator, config: Config, data_digest: str, wanted: str) -> 
         if wanted == "never":
             return {}
         if wanted == "auto":
-            result = finished(config)
-            if result is not None:
-                return {"result": result}
             source = Path(config.output.dir)
+            result = read_result(source)
+            if result is not None:
+                return {"result": result} if is_of(result, source, config, data_digest) else {}
             checkpoint = Checkpoints(source, 1, 0).latest() if (source / CONFIG).is_file() else None
-            if checkpoint is None or (source / RESULT).exists():
+            if checkpoint is None:
                 return {}
         else:
-            source, checkpoint = _named(Path(wanted), config)
+            source, checkpoint = _named(wanted, config)
         recorded = Recorded.of(checkpoint)
         refuse_other(recorded, config, data_digest, source)
         found.append(checkpoint)
         recorded.progress.resumed_at.append(recorded.step)
-        return {"source": str(source), "recorded": recorded.model_dump(mode="json")}
+        return {"source": str(source), "recorded": recorded.model_dump(mode="json"), "skipped": checkpoint.skipped}
 
     said = on_rank_0(comm, choose)
     if "result" in said:
@@ -81,25 +83,54 @@ def begin(comm: Communicator, config: Config, data_digest: str, wanted: str) -> 
     recorded, source = Recorded.model_validate(said["recorded"]), Path(said["source"])
     train = config.train.model_copy(update={"micro_batches": recorded.micro_batches})
     in_place = _same(source, Path(config.output.dir))
-    go_on = GoOn(source, recorded.step, recorded.metrics_bytes, in_place)
+    go_on = GoOn(source, recorded.step, recorded.metrics_bytes, in_place, tuple(said["skipped"]))
     return Start(config.model_copy(update={"train": train}), recorded, go_on, found[0].groups if found else None)
 
 
-def finished(config: Config) -> dict[str, Any] | None:
-    """Return the result of the run in output.dir when it is finished and of the same config, machine aside; else None."""
-    folder = Path(config.output.dir)
+class Scored(BaseModel):
+    """A finished run's result, as far as it is shown again; more stands there."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    valid: dict[str, float]
+    test: dict[str, float]
+    best_epoch: int
+    steps: int
+    seconds: float
+    ended: str
+    validation_edges_in_test_graph: bool
+    data: Origin
+    world: dict[str, Any]
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return the result of the run in a folder; None where it is not finished, or its result is damaged, which is said."""
+    file = folder / RESULT
     try:
-        result = json.loads((folder / RESULT).read_text("utf-8"))
-        earlier = load_yaml(folder / CONFIG).data
-    except (FileNotFoundError, NotADirectoryError, ValueError, InvalidInput):
+        result: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        Scored.model_validate(result)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if not isinstance(result, dict) or list(_differing(earlier, config, tuple(set(MACHINE) - {"data"}))):
+    except (OSError, ValueError, RecursionError):
+        log.warning("%s is damaged: the run is scored again from its last checkpoint", file)
         return None
     return result
 
 
-def _named(wanted: Path, config: Config) -> tuple[Path, Checkpoint]:
+def is_of(result: dict[str, Any], folder: Path, config: Config, data_digest: str) -> bool:
+    """Return whether a finished run is the one that a config describes on this data, wherever either lies."""
+    try:
+        earlier = load_yaml(folder / CONFIG).data
+    except (NotFound, InvalidInput):
+        return False
+    return result["data"]["digest"] == data_digest and not list(_differing(earlier, config, MACHINE))
+
+
+def _named(word: str, config: Config) -> tuple[Path, Checkpoint]:
     """Return the run folder and the checkpoint that --resume DIR means: a run's last one, or one step's."""
+    if not word.strip():
+        raise InvalidInput(Problem("--resume", "is auto, never, or a run folder or step folder", word))
+    wanted = Path(word)
     if (wanted / STATE).is_file():
         checkpoint = read_checkpoint(wanted)
         source = Path(os.path.abspath(wanted)).parent.parent
@@ -142,7 +173,7 @@ def say_changes(recorded: Recorded, config: Config) -> list[str]:
     """Return a sentence for each limit that is another from here on."""
     return [
         f"{path} was {json.dumps(old)}, is {json.dumps(new)} from here on"
-        for path, old, new in _differing(recorded.config, config, MACHINE)
+        for path, old, new in _differing(recorded.config, config, (*MACHINE, "train.micro_batches"))
     ]
 
 

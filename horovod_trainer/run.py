@@ -14,11 +14,11 @@ import torch
 
 from horovod_trainer import checkpoint
 from horovod_trainer.assemble import build_model
-from horovod_trainer.checkpoint import Checkpoints
+from horovod_trainer.checkpoint import Checkpoints, sweep
 from horovod_trainer.comm.base import Communicator, on_rank_0
 from horovod_trainer.config import Config, load_config
 from horovod_trainer.console import counted
-from horovod_trainer.documents import dump_yaml, make_folder, write_atomic
+from horovod_trainer.documents import dump_yaml, write_atomic
 from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem
 from horovod_trainer.model import LinkPredictor
 from horovod_trainer.plots import plot_run
@@ -36,12 +36,16 @@ WEIGHTS, CONFIG, RESULT, METRICS, PLOT = (
 
 @dataclass(frozen=True)
 class GoOn:
-    """The run that is gone on with: its folder, its last step, and the bytes of its metrics file up to there."""
+    """The run that is gone on with: its folder, its last step, the bytes of its metrics file up to there.
+
+    skipped: step folders of later checkpoints, which are damaged.
+    """
 
     source: Path
     step: int
     metrics_bytes: int
     in_place: bool
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,16 @@ class Run:
         checkpoints = Checkpoints(folder, config.checkpoint.keep_last, config.checkpoint.keep_best)
 
         def make() -> None:
-            if (folder / CHECKPOINTS).is_dir():
+            here = (folder / CHECKPOINTS).is_dir()
+            if here:
                 checkpoints.lock()
             if go_on is None or not go_on.in_place:
-                keep_earlier(folder)
-                make_folder(folder)
-                checkpoints.lock()
+                if keep_earlier(folder) or not here:
+                    checkpoints.unlock()
+                    checkpoints.lock()
+            else:
+                sweep(folder)
+                checkpoints.skipped = frozenset(go_on.skipped)
             if go_on is not None and not go_on.in_place:
                 with suppress(FileNotFoundError):
                     write_atomic(folder / METRICS, (go_on.source / METRICS).read_bytes()[: go_on.metrics_bytes])
@@ -75,9 +83,14 @@ class Run:
                 os.replace(folder / RESULT, folder / f"earlier-{RESULT}")
             write_atomic(folder / CONFIG, dump_yaml(data))
 
-        on_rank_0(comm, make)
         keep = (go_on.metrics_bytes, go_on.step) if go_on is not None else None
-        return cls(folder, Telemetry(folder, comm.rank, data, config.output.tensorboard, keep), checkpoints)
+        try:
+            on_rank_0(comm, make)
+            telemetry = Telemetry(folder, comm.rank, data, config.output.tensorboard, keep)
+        except BaseException:
+            checkpoints.unlock()
+            raise
+        return cls(folder, telemetry, checkpoints)
 
     def __enter__(self) -> Self:
         return self
@@ -100,14 +113,15 @@ class Run:
         return self.folder / PLOT
 
 
-def keep_earlier(folder: Path) -> None:
-    """Rename a folder that holds a run, so that a new run never overwrites its results.
+def keep_earlier(folder: Path) -> bool:
+    """Rename a folder that holds a run, so that a new run never overwrites its results; return whether there was one.
 
     Raises Conflict when its config.yaml is not a run's, or when the folder is where we are.
     """
     if not (folder / CONFIG).exists():
-        return
-    if not (folder / METRICS).exists() and any(entry.name != CONFIG for entry in folder.iterdir()):
+        return False
+    foreign = [e.name for e in folder.iterdir() if e.name not in (CONFIG, CHECKPOINTS) and not e.name.startswith(".")]
+    if foreign and not (folder / METRICS).exists():
         raise Conflict(Problem(str(folder), f"holds a {CONFIG} that no run wrote; name another folder in output.dir"))
     place = Path(os.path.abspath(folder))  # has a name, as `.` has not; a link is renamed, not what it leads to
     if Path.cwd().is_relative_to(os.path.realpath(folder)):
@@ -116,6 +130,7 @@ def keep_earlier(folder: Path) -> None:
     while (aside := place.with_name(f"{place.name}.{number}")).exists():
         number += 1
     os.rename(place, aside)
+    return True
 
 
 def load_run_config(folder: Path, overrides: Sequence[str]) -> Config:

@@ -97,10 +97,11 @@ class Trainer:
         self.state.broadcast(self.comm)
         reached.late = self._too_late()
 
-    def run(self, telemetry: Telemetry, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
+    def run(self, telemetry: Telemetry, checkpoints: Checkpoints | None = None, branch: bool = False) -> dict[str, Any]:
         """Train to the end and return the result: the best epoch's validation and test metrics over all queries.
 
-        Raises Stopped, on every rank, once a checkpoint is there, when any rank was asked to stop.
+        branch: goes on from another run's checkpoint, and begins with one of its own. Raises Stopped, on every rank, once a
+        checkpoint is there, when any rank was asked to stop.
         """
         self.telemetry, self.checkpoints = telemetry, checkpoints
         self._say_what_runs()
@@ -110,6 +111,8 @@ class Trainer:
         self.stop.heed()
         with self.bar:
             self.bar.reach(self.progress.step)
+            if branch:
+                self._save()
             try:
                 self._train()
             except Stopped:
@@ -301,9 +304,7 @@ class Trainer:
             raise Stopped(self._stop_sentence(), agreed=True)
 
     def _stop_sentence(self) -> str:
-        return (
-            f"asked to stop: ended after step {self.progress.step}, which is saved; the same command goes on from there"
-        )
+        return f"asked to stop: ended after step {self.progress.step}, which is saved; train --resume auto goes on from there"
 
     def _save(self) -> None:
         """Commit a checkpoint on rank 0, while the others wait to hear that it is there; raises on all when it is not."""

@@ -470,7 +470,7 @@ OTHERS: list[Bad] = [
     Bad("a config of a very long name", 2, "File name too long", lambda folder: ["config", "-c", "x" * 5000]),
     Bad("a resumption from nowhere", 3, "--resume", lambda f: [*small("train", f), "--resume", f / "nowhere"]),
     Bad("a resumption from a file", 3, "--resume", lambda f: [*small("train", f), "--resume", f / "small.yaml"]),
-    Bad("a resumption from an empty word", 3, "holds no checkpoint", lambda f: [*small("train", f), "--resume", ""]),
+    Bad("a resumption from an empty word", 2, "--resume", lambda f: [*small("train", f), "--resume", ""]),
     Bad("hours below zero", 2, "train.max_hours", lambda f: [*small("train", f), "--max-hours", "-1"]),
     Bad("hours of text", 2, "max-hours", lambda f: [*small("train", f), "--max-hours", "long"]),
     Bad("a split of nobody", 2, "split", lambda f: ["eval", f / "run", "--split", "train"]),

@@ -49,7 +49,7 @@ class Job:
         if self.front.poll() is None:
             for _ in range(2):  # the second time at once
                 self.front.terminate()
-                time.sleep(0.5)
+                time.sleep(1.5)
             self.front.wait()
 
     def text(self) -> str:

@@ -14,15 +14,13 @@ import pytest
 
 from horovod_trainer.errors import Conflict, ExitCode
 from horovod_trainer.exit_note import FOLDER_VARIABLE, NAME, ExitNote, leave_note, read_note
-from horovod_trainer.launch import Ending, end_earlier_tries, ending, refuse_twin
+from horovod_trainer.launch import Ending, alone, end_earlier_tries, ending
 from horovod_trainer.processes import (
-    FRONT,
     JOB,
     TRY,
     Process,
     alive,
     descendants,
-    identity,
     of_earlier_tries,
     of_try,
     processes,
@@ -93,9 +91,9 @@ def test_a_note_that_is_none(tmp_path: Path, content: str) -> None:
 # the processes of a host
 
 
-def process(pid: int, parent: int, job: str = "", attempt: str = "", front: str = "", caught: int = 0) -> Process:
-    given = {JOB: job, TRY: attempt, FRONT: front}
-    return Process(pid, parent, {name: value for name, value in given.items() if value}, caught)
+def process(pid: int, parent: int, job: str = "", attempt: str = "") -> Process:
+    given = {JOB: job, TRY: attempt}
+    return Process(pid, parent, {name: value for name, value in given.items() if value}, 0)
 
 
 TREE = [process(2, 1), process(3, 2, "j", "a"), process(4, 3, "j", "a"), process(9, 1, "j", "b"), process(10, 9, "k", "c"),
@@ -141,18 +139,6 @@ def test_what_an_earlier_try_left_is_ended_and_nothing_else() -> None:
             child.kill()
             child.wait()
             child.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
-
-
-def test_the_same_job_twice_on_a_host_is_refused_while_its_front_lives() -> None:
-    import socket
-
-    here = socket.gethostname()
-    me = identity(os.getpid())
-    gone = [f"{here}:999999999:1", f"elsewhere:{me}", f"{here}:{os.getpid()}:1", f"{here}:", "", "x"]
-    refuse_twin("j", [process(2, 1, "j", "a", front) for front in gone])  # its number may be another's by now
-    refuse_twin("j", [process(2, 1, "k", "a", f"{here}:{me}")])
-    with pytest.raises(Conflict, match="the same job is running here"):
-        refuse_twin("j", [process(2, 1, "j", "a", f"{here}:{me}")])
 
 
 # the front itself, with launchers of our own
@@ -224,7 +210,7 @@ def test_open_mpi_is_told_what_to_pass_on_and_hears_sigusr1(tmp_path: Path) -> N
     running = front(script(tmp_path, "mpirun", body), "-np", "2")
     assert running.stdout is not None
     words = json.loads(running.stdout.readline())
-    assert words == ["-x", FOLDER_VARIABLE, "-x", JOB, "-x", TRY, "-x", FRONT, "-np", "2"]
+    assert words == ["-x", FOLDER_VARIABLE, "-x", JOB, "-x", TRY, "-np", "2"]
     running.stdout.readline()
     running.send_signal(signal.SIGTERM)
     running.communicate(timeout=30)
@@ -252,8 +238,9 @@ def test_asked_twice_ends_what_does_not_listen_and_its_orphans(tmp_path: Path) -
     running = front(script(tmp_path, "mpirun", body))
     assert running.stdout is not None
     pid = int(running.stdout.readline())
-    running.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closing session: one wish, not two
+        running.send_signal(number)
+    time.sleep(1.5)
     assert running.poll() is None
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=30)
@@ -261,9 +248,30 @@ def test_asked_twice_ends_what_does_not_listen_and_its_orphans(tmp_path: Path) -
     assert not alive(pid)
 
 
-def test_the_note_of_an_earlier_try_is_not_believed_and_the_folder_may_be_shared(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(json.dumps({"rank": 0, "host": "x", "code": 7, "sentence": "old"}))
-    done = front("true", exit_dir=tmp_path)
-    done.communicate(timeout=30)
-    assert done.returncode == 0
-    assert not (tmp_path / NAME).exists()
+def test_what_an_earlier_try_says_late_is_not_about_this_one(tmp_path: Path) -> None:
+    """Ranks that were left are asked to stop when the next try begins, and leave their note where that one looks."""
+    body = "print(os.environ['HOROVOD_TRAINER_EXIT_DIR'], flush=True)\ntime.sleep(1)"
+    shared = tmp_path / "shared"
+    first = front(script(tmp_path, "first", body), exit_dir=shared)
+    second = front(script(tmp_path, "second", body), exit_dir=shared)
+    places = [Path(running.stdout.readline().strip()) for running in (first, second) if running.stdout is not None]
+    assert places[0] != places[1]
+    assert all(place.parent == shared for place in places)
+    leave_note(124, "no progress", {FOLDER_VARIABLE: str(places[0])})
+    for running, code in ((first, 124), (second, 0)):
+        running.communicate(timeout=30)
+        assert running.returncode == code
+    leave_note(124, "too late", {FOLDER_VARIABLE: str(places[0])})
+    assert list(shared.iterdir()) == []
+
+
+def test_the_same_job_twice_on_a_host_is_refused_while_the_first_is_at_work() -> None:
+    name = f"a job of test process {os.getpid()}"
+    said = f"the same job is running here, started by process {os.getpid()}"
+    with alone(name), alone(f"{name}, another"), pytest.raises(Conflict, match=said), alone(name):
+        pass
+    with alone(name):
+        pass
+    fronts = [front("sleep", "2", job=f"{name}, real") for _ in range(4)]
+    ends = [running.communicate(timeout=30)[1] for running in fronts]
+    assert sorted(running.returncode for running in fronts) == [0, 4, 4, 4], ends

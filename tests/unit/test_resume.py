@@ -323,3 +323,82 @@ def test_one_run_at_a_time_writes_to_a_folder(small: Small, tmp_path: Path, monk
     assert "a run is writing there" in refuse(4, *small("train", *LONG), "--resume", "never")
     other.unlock()
     assert run(*small("train", *LONG)).code == 0
+
+
+# starts that die early, results that are not what they were
+
+
+@pytest.mark.parametrize("window", ["write_atomic", "Telemetry"])
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_a_start_that_died_leaves_a_folder_that_the_next_one_takes(
+    small: Small, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, window: str, mode: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"horovod_trainer.run.{window}", full)
+        assert run(*small("train", *LONG)).code == 1
+    assert run(*small("train", *LONG), "--resume", mode).code == 0
+    assert curve(tmp_path / "run") == curve(whole)
+
+
+def test_a_branch_is_its_own_run_from_its_first_moment(
+    small: Small, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(small, monkeypatch, 16)
+    branch = small("train", *LONG, f"output.dir={tmp_path}/branch")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", lambda *_: 1 / 0)
+        assert run(*branch, "--resume", tmp_path / "run").code == 1
+    ended = run(*branch)
+    assert "going on after step 16" in ended.err
+    assert curve(tmp_path / "branch") == curve(whole)
+
+
+def test_a_finished_run_of_other_data_is_another_run(small: Small, tmp_path: Path) -> None:
+    assert run(*small("train")).code == 0
+    shutil.copytree(tmp_path / "store", tmp_path / "elsewhere")
+    assert "is finished already" in run(*small("train", f"data.store={tmp_path}/elsewhere")).err
+    shutil.rmtree(tmp_path / "store")
+    other = ("data.synthetic.seed=5",)
+    assert run(*small("prepare", *other)).code == 0
+    ended = run(*small("train", *other))
+    assert ended.code == 0
+    assert "finished already" not in ended.err
+    assert (tmp_path / "run.1" / "result.json").is_file()
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"valid": null, "test": null}', "\ufffd"])
+def test_a_damaged_result_is_scored_again_from_the_last_checkpoint(small: Small, tmp_path: Path, content: str) -> None:
+    first = run(*small("train"))
+    file = tmp_path / "run" / "result.json"
+    good = json.loads(file.read_text())
+    file.write_text(content)
+    ended = run(*small("train"))
+    assert ended.code == 0, ended
+    assert "result.json is damaged: the run is scored again" in ended.err
+    assert json.loads(file.read_text())["test"] == good["test"]
+    assert not (tmp_path / "run.1").exists()
+    assert ended.out.splitlines()[-1] == first.out.splitlines()[-1]
+
+
+def test_a_damaged_checkpoint_does_not_take_a_whole_ones_place(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = ("checkpoint.keep_best=0",)
+    interrupted(small, monkeypatch, 10, *keep)
+    for weights in (tmp_path / "run" / "checkpoints").glob("step-00000010-*/model.safetensors"):
+        weights.write_bytes(b"")
+    interrupted(small, monkeypatch, 9, *keep)
+    names = sorted(folder.name[:13] for folder in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert names == ["step-00000007", "step-00000009"]
+
+
+def test_what_killed_writers_left_is_swept_up(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(small, monkeypatch, 10)
+    left = [tmp_path / "run" / ".model.safetensors.0.tmp", tmp_path / "run" / "checkpoints" / ".LATEST.0.tmp"]
+    for file in left:
+        file.write_text("half")
+    assert run(*small("train", *LONG)).code == 0
+    assert not any(file.exists() for file in left)
