@@ -19,6 +19,7 @@ from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem, na
 
 MAX_BYTES = 2**20  # a configuration is a few kB; PyYAML needs seconds for a megabyte
 MAX_DEPTH = 64  # PyYAML recurses once per level
+MAX_DIGITS = 3000  # Python writes no number of more than 4,300
 MAX_NODES = 100_000  # after aliases are expanded: a few lines of nested aliases can stand for billions
 
 # YAML 1.2's core schema. PyYAML follows 1.1, where `no` is False, `22:22` is 1342 and `1e-3` is text.
@@ -131,6 +132,8 @@ class _Builder:
                 case "bool":
                     return text.lower() == "true"
                 case "int":
+                    if len(text) > MAX_DIGITS:
+                        raise ValueError
                     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
                 case "float":
                     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
@@ -184,6 +187,9 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
         parts = path.split(".")
         if not equals or not all(parts):
             problems.append(Problem("-s", "an override is section.key=value", override))
+            continue
+        if len(parts) > MAX_DEPTH:
+            problems.append(Problem("-s", f"nested deeper than {MAX_DEPTH} levels", override))
             continue
         builder = _Builder(f"-s {shorten(override) if len(override) > 80 else override}", whole_source=True)
         try:
@@ -285,6 +291,8 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         place = f"{source}:{mark.line + 1}" if mark else source
         message = ", ".join(part for part in (failure.context, failure.problem) if part)
         raise InvalidInput(Problem("", f"not valid YAML: {message}", None, place)) from None
+    except (ValueError, OverflowError) as failure:  # escapes and versions, which PyYAML converts without a look
+        raise InvalidInput(Problem("", f"not valid YAML: {failure}", None, source)) from None
 
 
 def _merged(

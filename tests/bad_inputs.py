@@ -110,6 +110,8 @@ OVERRIDES: list[tuple[str, str, str]] = [
     ("no checkpoint to keep", "checkpoint.keep_last=0", "checkpoint.keep_last"),
     ("a checkpoint every minus minute", "checkpoint.every_minutes=-1.0", "checkpoint.every_minutes"),
     ("an unknown communicator", "train.communicator=nccl", "train.communicator"),
+    ("a number of 5,000 digits", f"train.seed={'9' * 5000}", "train.seed"),
+    ("a path of 1,000 parts", f"{'a.' * 1000}b=1", "-s"),
     ("no equals sign", "train.epochs", "-s"),
     ("no section", "=5", "-s"),
     ("an empty part", "train..epochs=5", "-s"),
@@ -181,6 +183,13 @@ FILES: list[tuple[str, Callable[[Path], Any], int, str]] = [
     ("an array with a huge header", lambda file: _zip(file, {"edge_index.npy": _header(2**40)}), 2, "g.npz"),
     ("an array with negative lengths", lambda file: _zip(file, {"edge_index.npy": _header(-5)}), 2, "g.npz"),
     ("a folder", lambda file: _instead(file, Path.mkdir), 1, "g.npz"),
+    ("an array with a header that is no Python", lambda file: _zip(file, {"edge_index.npy": _garbled()}), 2, "g.npz"),
+    (
+        "an archive behind something else",
+        lambda file: file.write_bytes(b"x" + file.read_bytes()),
+        2,
+        "not an npz archive",
+    ),
     ("gone", lambda file: file.unlink(), 3, "no .npz file here"),
     ("a link to itself", lambda file: _instead(file, lambda f: f.symlink_to(f)), 1, "g.npz"),
 ]
@@ -223,6 +232,10 @@ def _zip(file: Path, members: dict[str, bytes]) -> None:
             archive.writestr(name, content)
 
 
+def _garbled() -> bytes:
+    return _header(3).replace(b"{", b"(")
+
+
 def _header(length: int) -> bytes:
     out = BytesIO()
     np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (2, length)})
@@ -236,6 +249,15 @@ OGB: list[tuple[str, Callable[[Path], Any], int, str]] = [
     ("edges not gzipped", lambda f: (f / "raw" / "edge.csv.gz").write_text("1,2\n"), 2, "edge.csv.gz"),
     ("edges of text", lambda f: _csv(f / "raw" / "edge.csv.gz", "a,b\n"), 2, "edge.csv.gz"),
     ("edges of three columns", lambda f: _csv(f / "raw" / "edge.csv.gz", "1,2,3\n"), 2, "edge.csv.gz"),
+    ("edges beyond the nodes", lambda f: _csv(f / "raw" / "edge.csv.gz", 40 * "1,99\n"), 2, "unknown ids"),
+    ("edges below zero", lambda f: _csv(f / "raw" / "edge.csv.gz", 40 * "-1,2\n"), 2, "unknown ids"),
+    ("features behind a dead link", lambda f: (f / "raw" / "node-feat.csv.gz").symlink_to("nowhere"), 3, "node-feat"),
+    (
+        "more nodes than a file can name",
+        lambda f: _csv(f / "raw" / "num-edge-list.csv.gz", "999999999999\n"),
+        2,
+        "rows",
+    ),
     ("no edges file", lambda f: (f / "raw" / "edge.csv.gz").unlink(), 3, "edge.csv.gz"),
     ("no count of nodes", lambda f: (f / "raw" / "num-node-list.csv.gz").unlink(), 3, "num-node-list"),
     ("a count of nodes that is text", lambda f: _csv(f / "raw" / "num-node-list.csv.gz", "many\n"), 2, "num-node-list"),
@@ -295,6 +317,14 @@ STORES: list[tuple[str, Callable[[Path], Any], int, str]] = [
     ("a manifest without arrays", manifest(lambda m: m.update(arrays={})), 2, "manifest.json"),
     ("a manifest that points out", manifest(lambda m: m["arrays"].update({"../x.npy": {}})), 2, "manifest.json"),
     ("a manifest with a negative shape", manifest(lambda m: m["arrays"]["year.npy"].update(shape=[-1])), 2, "year.npy"),
+    (
+        "a manifest of a foreign byte order",
+        manifest(lambda m: m["arrays"]["year.npy"].update(dtype=">i4")),
+        2,
+        "year.npy",
+    ),
+    ("a manifest with a NaN", manifest(lambda m: m["counts"].update(nodes=float("nan"))), 2, "manifest.json"),
+    ("an array that is a folder", lambda store: _instead(store / "year.npy", Path.mkdir), 2, "year.npy: is a folder"),
     ("a manifest with another digest", manifest(lambda m: m.update(digest="0" * 64)), 2, "manifest.json"),
 ]
 

@@ -7,6 +7,7 @@ import lzma
 import shutil
 import stat
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Container, Iterator
@@ -93,6 +94,7 @@ _DAMAGE = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError, OverflowError,
     RuntimeError, MemoryError, FileExistsError, NotADirectoryError,
 )  # fmt: skip
+_NO_HEADER = (TypeError, IndexError, SyntaxError, tokenize.TokenError)  # of an array, which numpy evaluates as Python
 
 
 @contextmanager
@@ -111,16 +113,24 @@ def refusing_damage(name: str) -> Iterator[None]:
 
 def read_npz(file: Path, wanted: Container[str]) -> dict[str, NDArray[Any]]:
     """Return the wanted arrays of a numpy archive; raises InvalidInput when it is damaged or holds pickled ones."""
-    if not zipfile.is_zipfile(file):
+    with file.open("rb") as stream:
+        start = stream.read(2)
+    if start != b"PK" or not zipfile.is_zipfile(file):  # numpy goes by the beginning, zipfile by the end
         raise InvalidInput(Problem(str(file), "not an npz archive"))
     # opened here: numpy leaves open what it opens itself, when the archive's directory is damaged
     with refusing_damage(str(file)), file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        names = [name for name in archive.files if name in wanted]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidInput([Problem(f"{file}: {name}", "stands in the archive twice") for name in twice])
         try:
-            return {name: archive[name] for name in archive.files if name in wanted}
+            return {name: archive[name] for name in names}
         except ValueError as failure:
             if "allow_pickle" not in str(failure):
                 raise
             raise InvalidInput(Problem(str(file), "holds pickled objects, which are never loaded")) from None
+        except _NO_HEADER as failure:
+            raise InvalidInput(Problem(str(file), f"damaged: {failure}")) from None
 
 
 @contextmanager

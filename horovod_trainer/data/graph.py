@@ -89,7 +89,7 @@ def as_ids(name: str, array: Any) -> NDArray[Any]:
     """Return ids as int32, or as int64 where some do not fit; raises InvalidInput unless integers."""
     try:
         ids = np.asarray(array)
-    except (TypeError, ValueError) as failure:  # lists of different lengths, a sparse tensor
+    except (TypeError, ValueError, RuntimeError) as failure:  # lists of different lengths, a sparse or learnt tensor
         _refuse(name, f"ids are an array of integers: {failure}", type(array).__name__)
     if ids.dtype.kind not in "iu":
         _refuse(name, "ids are integers", str(ids.dtype))
@@ -158,8 +158,8 @@ def _held_out_flaws(name: str, held_out: HeldOut, add: Any) -> None:
         return
     if negatives is not None and (negatives.ndim != 2 or len(negatives) != len(edge) or negatives.shape[1] == 0):
         add(f"{name} negatives", f"must be [{len(edge)}, K]: a row for every edge", negatives.shape)
-    if pool is not None and (pool.ndim != 2 or pool.shape[1:] != (2,)):
-        add(f"{name} pool", "must be [P, 2]", pool.shape)
+    if pool is not None and (pool.ndim != 2 or pool.shape[1:] != (2,) or len(pool) == 0):
+        add(f"{name} pool", "must be [P, 2] with at least one pair", pool.shape)
     if (negatives is None) == (pool is None):
         add(f"{name} negatives", "need a row per edge, or one shared pool; not both")
     loops = int(np.count_nonzero(edge[:, 0] == edge[:, 1]))

@@ -201,8 +201,12 @@ def _write_features(writer: StoreWriter, graph: RawGraph, config: DataSection, p
     def write(first: int) -> int:
         block = raw[first : first + _ROWS].astype(np.float32, copy=False)
         if config.row_normalise != "none":
-            norm = np.linalg.norm(block, ord=1 if config.row_normalise == "l1" else 2, axis=1, keepdims=True)
-            block = np.divide(block, norm, out=np.zeros_like(block), where=norm > 0)
+            order = 1 if config.row_normalise == "l1" else 2
+            with np.errstate(over="ignore"):
+                norm = np.linalg.norm(block, ord=order, axis=1, keepdims=True)
+            if not np.isfinite(norm).all():  # squares of large features do not fit float32
+                norm = np.linalg.norm(block.astype(np.float64), ord=order, axis=1, keepdims=True)
+            block = np.divide(block, norm, out=np.zeros_like(block), where=norm > 0, casting="same_kind")
         with np.errstate(over="ignore"):
             out[first : first + _ROWS] = block
         if out.dtype != np.float32 and not np.isfinite(out[first : first + _ROWS]).all():

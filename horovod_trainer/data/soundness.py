@@ -36,11 +36,11 @@ def flaws(arrays: Arrays) -> list[tuple[str, str]]:
 
     Reads every index once; features are not read.
     """
-    return list(_misfits(arrays)) or [*_broken_pointers(arrays), *_wild_ids(arrays)]
+    return list(_misfits(arrays)) or [*_gaps(arrays), *_broken_pointers(arrays), *_wild_ids(arrays)]
 
 
 def _misfits(arrays: Arrays) -> Iterator[tuple[str, str]]:
-    nodes = len(arrays["indptr"]) - 1
+    nodes = arrays["indptr"].size - 1  # it may have no length
     sizes: dict[str, int] = {"N": nodes, "N+1": nodes + 1}
     for name, (types, *dimensions) in _LAYOUT.items():
         if name not in arrays:
@@ -53,6 +53,17 @@ def _misfits(arrays: Arrays) -> Iterator[tuple[str, str]]:
         if not fits:
             wanted = ", ".join(str(sizes.get(str(dimension), dimension)) for dimension in dimensions)
             yield name, f"is {array.dtype} {list(array.shape)}, and beside the others must be {types} [{wanted}]"
+
+
+def _gaps(arrays: Arrays) -> Iterator[tuple[str, str]]:
+    """Yield what leaves nothing to train on or to score."""
+    parts = ("negatives", "pool")
+    for name in ("train_target", *(f"{split}_{part}" for split in ("valid", "test") for part in ("edge", *parts))):
+        if name in arrays and arrays[name].size == 0:
+            yield name, "holds nothing"
+    for split in ("valid", "test"):
+        if sum(f"{split}_{part}" in arrays for part in parts) != 1:
+            yield f"{split}_edge", "needs negatives or a shared pool beside it, and one of them alone"
 
 
 def _broken_pointers(arrays: Arrays) -> Iterator[tuple[str, str]]:

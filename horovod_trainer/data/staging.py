@@ -256,7 +256,7 @@ def _make_room(source: _Source, place: Path, limit_gib: float | None) -> None:
     stage = place.parent
     others = [other for other in stage.iterdir() if _DIGEST.fullmatch(other.name) and other != place]
     sizes = {other: _bytes_in(other) for other in sorted(others, key=_last_used)}
-    free, limit = shutil.disk_usage(stage).free, None if limit_gib is None else int(limit_gib * 2**30)
+    free, limit = shutil.disk_usage(stage).free, None if limit_gib is None else int(min(limit_gib * 2**30, 2.0**63))
     over = max(source.size - free, 0 if limit is None else sum(sizes.values()) + source.size - limit)
     with ExitStack() as held:
         leaving, busy = [], []

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from horovod_trainer.cores import usable_cores
 from horovod_trainer.data import soundness
-from horovod_trainer.documents import make_folder, sync
+from horovod_trainer.documents import dump_canonical, make_folder, sync
 from horovod_trainer.errors import Conflict, InvalidInput, NotFound, Problem, naming
 
 FORMAT = 1
@@ -121,8 +121,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
         manifest = json.loads(file.read_text("utf-8"))
+        dump_canonical(manifest).encode()  # Python's reader takes NaN and halves of characters
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(Problem(str(path), "no store here; `prepare`, given the same -c and -s, makes it")) from None
+    except IsADirectoryError:
+        raise InvalidInput(Problem(str(file), "damaged: it is a folder")) from None
     except (ValueError, RecursionError) as failure:
         raise InvalidInput(Problem(str(file), f"damaged: {failure}")) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -139,6 +142,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether a manifest's entry for a file has what it must have, each of its kind."""
+    texts, shape = (entry.get("dtype"), entry.get("sha256")), entry.get("shape")
+    if not (all(isinstance(text, str) for text in texts) and isinstance(shape, list)):
+        return False
+    return all(type(number) is int and number >= 0 for number in (entry.get("bytes"), *shape))
+
+
 def _open_arrays(path: Path, entries: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], list[Problem]]:
     """Return the mapped arrays by name, and what is wrong with the files of the others."""
     opened = {file.removesuffix(".npy"): _open_array(path / file, entry) for file, entry in entries.items()}
@@ -149,17 +160,22 @@ def _open_arrays(path: Path, entries: Mapping[str, Any]) -> tuple[dict[str, NDAr
 def _open_array(file: Path, entry: Mapping[str, Any]) -> NDArray[Any] | Problem:
     """Return the mapped array, or what is wrong with the file at a glance: its size and its header."""
     try:
-        shape, dtype, size = tuple(entry["shape"]), np.dtype(entry["dtype"]), int(entry["bytes"])
-        header = _header(shape, dtype)
-        if dtype.kind not in "if" or any(length < 0 for length in shape):
+        if not _is_entry(entry):
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+        shape, dtype, size = tuple(entry["shape"]), np.dtype(entry["dtype"]), entry["bytes"]
+        header = _header(shape, dtype)
+        # kernels know no foreign byte order, and a mapping must not lead beyond the file
+        if dtype.kind not in "if" or not dtype.isnative or size != len(header) + math.prod(shape) * dtype.itemsize:
+            raise ValueError
+    except (TypeError, ValueError, SyntaxError):  # the last: numpy evaluates types with a comma
         return Problem(str(file.parent / MANIFEST), f"damaged: its entry for {file.name}")
     try:
         with file.open("rb") as stream:
             got, start = os.fstat(stream.fileno()).st_size, stream.read(len(header))
     except FileNotFoundError:
         return Problem(str(file), "missing; prepare the store again")
+    except IsADirectoryError:
+        return Problem(str(file), "is a folder; prepare the store again")
     if got != size:
         kind = "truncated" if got < size else "too long"
         return Problem(str(file), f"{kind}: the manifest says {size} bytes", got)
@@ -184,7 +200,7 @@ def verify_store(path: Path, progress: Callable[[str, int, int], None] | None = 
     """
     manifest = read_manifest(path)
     arrays: dict[str, dict[str, Any]] = manifest["arrays"]
-    owner = {entry.get("sha256"): file for file, entry in arrays.items()}
+    owner = {entry["sha256"]: file for file, entry in arrays.items() if _is_entry(entry)}
     found: list[Problem] = []
     for number, (file, entry) in enumerate(sorted(arrays.items())):
         where = path / file

@@ -60,7 +60,7 @@ def load(config: DataSection, progress: Progress) -> RawGraph:
         raise InvalidInput(Problem(where, f"no {_GRAPH} in any of {', '.join(file.name for file in files)}"))
     try:
         return _graph(where, ", ".join(file.name for file in files), members)
-    except (TypeError, ValueError, IndexError, MemoryError) as failure:  # of arrays whose shapes make no sense
+    except (TypeError, ValueError, IndexError, OverflowError, MemoryError) as failure:  # shapes without sense
         raise InvalidInput(Problem(where, f"the arrays do not fit together: {failure}")) from None
 
 
@@ -95,6 +95,14 @@ def _files(config: DataSection) -> list[Path]:
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path] if path.is_file() else []
     if not files:
         raise NotFound(Problem("data.path", "no .npz file here", config.path))
+    # a surrogate stands for a byte that is no text: the manifest could not name the file
+    problems = [
+        Problem(str(file), "its name is not UTF-8 text; rename it")
+        for file in files
+        if any("\ud800" <= character <= "\udfff" for character in file.name)
+    ]
+    if problems:
+        raise InvalidInput(problems)
     return files
 
 

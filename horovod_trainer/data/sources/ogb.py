@@ -178,7 +178,10 @@ def _disagreements(
 ) -> list[str]:
     """Raise InvalidInput where the graph cannot be that of the split; return what else is not as published."""
     found = []
-    train = split.train
+    train, n = split.train, graph.num_nodes
+    low, high = int(graph.edges.min(initial=0)), int(graph.edges.max(initial=0))
+    if low < 0 or high >= n:  # the split's edges are what is stored, but a graph like that is damaged
+        raise InvalidInput(Problem(f"{folder}: edges of the graph", f"unknown ids: outside [0, {n})", [low, high]))
     if published.counts is not None:
         if graph.edges.shape[1] != train.shape[1]:
             message = f"the graph has {graph.edges.shape[1]} edges, the split {train.shape[1]} training edges"
@@ -199,7 +202,7 @@ def _same_edges(a: NDArray[Any], b: NDArray[Any], num_nodes: int, directed: bool
     if np.array_equal(a, b):
         return True
     if any(edges.min(initial=0) < 0 or edges.max(initial=0) >= num_nodes for edges in (a, b)):
-        return False  # `cleaned` says what is wrong
+        return False  # the split's: `cleaned` says what is wrong
     one, other = (_distinct(edges, num_nodes, directed) for edges in (a, b))
     return np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,12 @@ def graph_files(folder: Path) -> list[Path]:
     raw = folder / "raw"
     if (raw / "edge.csv.gz").is_file():
         names = ("edge", "node-feat", "node_year", "num-node-list", "num-edge-list")
-        return [file for name in names if (file := raw / f"{name}.csv.gz").is_file()]
+        # a link that leads nowhere is not nothing: features must not be lost without a word
+        files = [file for name in names if os.path.lexists(file := raw / f"{name}.csv.gz")]
+        problems = [Problem(str(file), "is a folder, not a gzipped CSV") for file in files if file.is_dir()]
+        if problems:
+            raise InvalidInput(problems)
+        return files
     for file in (raw / "data.npz", folder / _PYG, folder / _PLAIN):
         if file.is_file():
             return [file]
@@ -62,11 +68,14 @@ def _from_csv(raw: Path, scratch: Path, progress: Progress) -> GraphFile:
     if pairs.shape[1] != 2:
         raise InvalidInput(Problem(str(raw / "edge.csv.gz"), "has two columns", pairs.shape[1]))
     file, year, features = raw / "node-feat.csv.gz", raw / "node_year.csv.gz", None
-    if file.is_file():
+    if os.path.lexists(file):
         features = read_table(file, nodes, np.float32, progress, partial(unnamed_array, scratch))
         write_back(features)
     return GraphFile(
-        nodes, pairs.T, features, read_table(year, nodes, np.float64, progress)[:, 0] if year.is_file() else None
+        nodes,
+        pairs.T,
+        features,
+        read_table(year, nodes, np.float64, progress)[:, 0] if os.path.lexists(year) else None,
     )
 
 
@@ -83,7 +92,7 @@ def _from_npz(file: Path) -> GraphFile:
     try:
         nodes, edges = (int(parts[name].item()) for name in ("num_nodes_list", "num_edges_list"))
         pairs, features = parts["edge_index"], parts.get("node_feat")
-    except (KeyError, ValueError) as failure:
+    except (KeyError, TypeError, ValueError, OverflowError) as failure:
         raise InvalidInput(Problem(str(file), f"not OGB's npz layout: {failure}")) from None
     return _checked(file, nodes, pairs, edges, features, parts.get("node_year"))
 
@@ -128,7 +137,7 @@ def _checked(file: Path, nodes: int, pairs: Any, edges: int, features: Any, year
     found += [
         Problem(f"{file}: {name}", f"needs {nodes} rows", array.shape)
         for name, array in (("node_feat", features), ("node_year", year))
-        if array is not None and array.shape[:1] != (nodes,)
+        if array is not None and (array.shape[:1] != (nodes,) or (name == "node_year" and array.size == 0))
     ]
     if found:
         raise InvalidInput(found)

@@ -21,6 +21,7 @@ from horovod_trainer.jit import compiled, inlined
 
 _BLOCK = 1 << 21  # bytes of text parsed at a time
 _LONGEST = 1 << 24  # bytes of a first line
+_MOST_PER_BYTE = 516  # rows: deflate makes at most 1,032 bytes of one, and a row has two
 _UNREADABLE: tuple[Any, ...] = (pa.ArrowException, igzip_lib.IsalError, ValueError, EOFError, OSError)
 _POWERS = 10.0 ** np.arange(23)  # all that float64 holds exactly
 _EXACT = 2**53  # as are whole numbers up to here: one division or product of exact numbers rounds once, correctly
@@ -45,6 +46,9 @@ def read_table(
     try:
         columns = _columns(file)
         if rows is not None:
+            size = file.stat().st_size
+            if not 0 <= rows <= _MOST_PER_BYTE * size + 1:  # before so much is allocated
+                raise InvalidInput(Problem(str(file), f"should hold {rows} rows, which no file of {size} bytes does"))
             out = allocate((rows, columns), dtype)
             if _read_plain(file, out, progress):
                 return out
@@ -61,7 +65,7 @@ def read_table(
             raise
         raise InvalidInput(Problem(str(file), f"not a readable gzipped CSV: {failure}")) from None
     if out is None or done != len(out):
-        raise InvalidInput(Problem(str(file), f"should hold {rows} rows", done))
+        raise InvalidInput(Problem(str(file), "holds no row" if rows is None else f"should hold {rows} rows", done))
     return out
 
 
