@@ -56,7 +56,7 @@ def plot_run(metrics: list[Row], out: Path, title: str = "") -> None:
         _draw_loss(left, [row for row in metrics if row.get("event") == "step"])
         _draw_ranking(right, metrics)
         if title:
-            figure.suptitle(title, x=0.015, ha="left", fontsize=12, fontweight="bold")
+            figure.suptitle(title, x=0.015, ha="left", fontsize=12, fontweight="bold", parse_math=False)
         image = BytesIO()
         figure.savefig(image, format="png")
     write_atomic(out, image.getvalue())

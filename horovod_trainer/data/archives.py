@@ -124,13 +124,17 @@ def read_npz(file: Path, wanted: Container[str]) -> dict[str, NDArray[Any]]:
         if twice:
             raise InvalidInput([Problem(f"{file}: {name}", "stands in the archive twice") for name in twice])
         try:
-            return {name: archive[name] for name in names}
+            arrays = {name: archive[name] for name in names}
         except ValueError as failure:
             if "allow_pickle" not in str(failure):
                 raise
             raise InvalidInput(Problem(str(file), "holds pickled objects, which are never loaded")) from None
         except _NO_HEADER as failure:
             raise InvalidInput(Problem(str(file), f"damaged: {failure}")) from None
+    odd = [name for name in names if not isinstance(arrays[name], np.ndarray)]  # numpy gives what is no array as bytes
+    if odd:
+        raise InvalidInput([Problem(f"{file}: {name}", "damaged: is no array") for name in odd])
+    return arrays
 
 
 @contextmanager
