@@ -236,7 +236,7 @@ def _state(folder: Path) -> dict[str, Any] | Problem:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return Problem(str(file), f"is not of format {FORMAT}: another version of this program wrote it")
     committed = state.pop("digest", None)
-    if not _is_json(state) or digest(state) != committed:
+    if committed is None or _digest(state) != committed:
         return Problem(str(file), "is damaged: its content is not what was committed")
     kinds = {"step": int, "serial": int, "files": dict}
     odd = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
@@ -249,13 +249,12 @@ def _state(folder: Path) -> dict[str, Any] | Problem:
     return Problem(str(file), f"is damaged at {', '.join(odd)}") if odd else state
 
 
-def _is_json(state: Any) -> bool:
-    """Return whether a digest of it can be taken: Python reads NaN, which is not JSON."""
+def _digest(state: Any) -> str | None:
+    """Return the digest of a state, None where it can have none: Python reads NaN, which is not JSON."""
     try:
-        digest(state)
+        return digest(state)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _write(place: Path, groups: Mapping[str, Tensors]) -> dict[str, dict[str, Any]]:

@@ -26,9 +26,6 @@ class ExitNote:
     code: int
     sentence: str
 
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}: {self.sentence}"
-
 
 def leave_note(code: int, sentence: str, environment: Mapping[str, str] = os.environ) -> None:
     """Write exit.json where the front asked for it, whole or not at all; does nothing when a rank was here before.

@@ -88,10 +88,10 @@ def end(victims: Iterable[Process], grace: float = KILL_SECONDS) -> None:
 
 def alive(pid: int) -> bool:
     """Return whether a process is there and not dead."""
-    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+    return stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
-def _stat(pid: int) -> list[str]:
+def stat(pid: int) -> list[str]:
     """Return a process's state and what follows it; nothing when it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from horovod_trainer.comm.base import Reduction
-from horovod_trainer.comm.waiting import reason, wait_for
-from horovod_trainer.errors import CommunicationFailed, InvalidInput, Problem
+from horovod_trainer.comm.waiting import collective_failed, wait_for
+from horovod_trainer.errors import InvalidInput, Problem
 
 STALL_SECONDS = "600"  # longer than one rank can be ahead of another in an evaluation
 # Horovod's threads wake every cycle to ask each other for work: at its default of 1 ms that takes 4 % of the core a rank
@@ -55,9 +55,7 @@ class HorovodCommunicator:
             wait_for(lambda: bool(self._hvd.poll(handle)))
             return self._hvd.synchronize(handle)
         except self._hvd.HorovodInternalError as failure:
-            raise CommunicationFailed(
-                f"rank {self.rank} on {self.host}: a collective failed: {reason(failure)}"
-            ) from None
+            raise collective_failed(self, failure) from None
 
     def allreduce_(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Reduce in place; Horovod ends when one rank does."""

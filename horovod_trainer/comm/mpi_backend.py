@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from horovod_trainer.comm.base import Reduction
-from horovod_trainer.comm.waiting import reason, wait_for
-from horovod_trainer.errors import CommunicationFailed, InvalidInput, Problem
+from horovod_trainer.comm.waiting import collective_failed, reason, wait_for
+from horovod_trainer.errors import InvalidInput, Problem
 
 
 def world() -> Any:
@@ -50,9 +50,7 @@ class MpiCommunicator:
             request = start(*args, **kwargs)
             wait_for(lambda: bool(request.Test()))
         except self._mpi.Exception as failure:
-            raise CommunicationFailed(
-                f"rank {self.rank} on {self.host}: a collective failed: {reason(failure)}"
-            ) from None
+            raise collective_failed(self, failure) from None
 
     def allreduce_(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Reduce in place."""

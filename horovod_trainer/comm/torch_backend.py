@@ -12,8 +12,8 @@ import torch
 from torch import distributed
 
 from horovod_trainer.comm.base import Reduction
-from horovod_trainer.comm.waiting import reason
-from horovod_trainer.errors import CommunicationFailed, InvalidInput, Problem
+from horovod_trainer.comm.waiting import collective_failed
+from horovod_trainer.errors import InvalidInput, Problem
 
 TIMEOUT_SECONDS = 600.0  # of a collective: longer than one rank can be ahead of another in an evaluation
 _OPS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX, "min": distributed.ReduceOp.MIN}
@@ -84,9 +84,7 @@ class TorchCommunicator:
         try:
             collective(*args, **kwargs)
         except RuntimeError as failure:  # DistBackendError and its kin are of this kind
-            raise CommunicationFailed(
-                f"rank {self.rank} on {self.host}: a collective failed: {reason(failure)}"
-            ) from None
+            raise collective_failed(self, failure) from None
 
     def allreduce_(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Reduce in place."""

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from horovod_trainer.processes import alive, stat
+
 ROOT = Path(__file__).resolve().parents[2]
 # sshd and ip stand where a user's PATH may not look
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -146,7 +148,7 @@ class Hosts:
         stderr: int | IO[str] = subprocess.PIPE,
     ) -> HostProcess:
         """Start a command on host `n`, in the project's root, with `env` added to this environment."""
-        if not _alive(self._inits[n]):
+        if not alive(self._inits[n]):
             raise RuntimeError(f"{self.names[n]} is down")
         enter = [_tool("nsenter"), "--target", str(self._inits[n])]
         enter += ["--mount", "--uts", "--ipc", "--net", "--pid", "--", "env", "-C", str(ROOT)]
@@ -176,7 +178,7 @@ class Hosts:
 
     def kill(self, n: int) -> None:
         """Kill every process of host `n` at once; its address still answers, with refusals (see also cut)."""
-        if _alive(self._inits[n]):
+        if alive(self._inits[n]):
             os.kill(self._inits[n], signal.SIGKILL)
         self._wrappers[1 + n].wait(GONE_SECONDS)
 
@@ -345,19 +347,7 @@ def _processes() -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    return [child for child in _processes() if _stat(child)[1:2] == [str(pid)]]
-
-
-def _alive(pid: int) -> bool:
-    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def _stat(pid: int) -> list[str]:
-    """Return a process's state, parent and what follows; nothing when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return [child for child in _processes() if stat(child)[1:2] == [str(pid)]]
 
 
 def _namespace(pid: int) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod_trainer.processes import alive
 from tests.hosts import bench
 from tests.hosts.bench import ROOT, Hosts, available, mpirun_on
 
@@ -192,9 +193,9 @@ def test_a_killed_owner_takes_its_hosts_along() -> None:
         assert len(pids) == 2
         owner.kill()
     end = time.monotonic() + 5
-    while any(bench._alive(pid) for pid in pids) and time.monotonic() < end:
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not any(bench._alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in pids)
 
 
 def test_two_benches_stand_side_by_side() -> None:
